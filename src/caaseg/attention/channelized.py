@@ -1,0 +1,194 @@
+"""Channelized axial attention, Eqs. (6) to (11), without ever building alpha and beta.
+
+Write y[i, j, c] for plain column attention and r[i, j, c] for plain row attention over y. The paper weights the terms
+of both sums by channel gates. But a gate does not depend on the index that is summed over, so
+
+    column gate   g_col[i, c] = gate_col(sum over j of y[i, j, c] / HW)                    leaves the sum over m,
+    row gate      g_row[j, c] = gate_row(sum over i of g_col[i, c] r[i, j, c] / HW)        leaves the sum over n,
+
+and g_col, constant along an image row, passes through the row attention, which mixes pixels of one image row only:
+
+    out[i, j, c] = g_row[j, c] * g_col[i, c] * r[i, j, c]
+
+So the block is plain axial attention times two small gates: O(HW(C + H + W)) memory, against O(HHWC + HWWC).
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from caaseg.attention.axial import as_columns, axial_attention, column_weights, from_rows, gather, row_weights
+from caaseg.attention.checks import check_maps
+from caaseg.attention.gate import Activation, ChannelGate, Gate, ask
+from caaseg.attention.grouped import grouped_axial_attention
+from caaseg.attention.projection import projection
+
+Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
+IMPLEMENTATIONS: tuple[str, ...] = ("auto", "factorised", "grouped", "loop", "fused")
+
+
+class AxialMaps(NamedTuple):
+    """What a channelized axial attention block saw and decided."""
+
+    output: Tensor  # (N, C, H, W)
+    column_weights: Tensor  # (N, W, H, H), attention of row i to row m within each column
+    row_weights: Tensor  # (N, H, W, W), attention of column j to column n within each row
+    column_gate: Tensor | None  # (N, H, C), one vector an image row; None where nothing gates this axis
+    row_gate: Tensor | None  # (N, W, C), one vector an image column
+
+
+def channelized_axial_attention(
+    column_keys: Tensor,
+    row_keys: Tensor,
+    values: Tensor,
+    column_gate: Gate | None,
+    row_gate: Gate | None,
+    *,
+    implementation: Implementation = "auto",
+    groups: int = 16,
+) -> Tensor:
+    """Axial attention whose terms are weighted by channel gates before they are summed, Eqs. (3) to (11).
+
+    Args:
+        column_keys: the map that is query and key along columns, (N, D, H, W).
+        row_keys: the map that is query and key along rows, (N, D, H, W).
+        values: the features to gather, (N, C, H, W).
+        column_gate: channel weights from features pooled over an image row, (N, H, C) -> (N, H, C), each position
+            on its own; None leaves the columns ungated.
+        row_gate: likewise for image columns, (N, W, C) -> (N, W, C).
+        implementation: all give the same numbers. "factorised" never builds the terms; "grouped" builds them for
+            `groups` slices in turn, as the paper does; "loop" builds them row by row and column by column; "fused" is
+            one GPU kernel an axis; "auto" takes the fastest that is available.
+        groups: number of slices of "grouped".
+
+    Returns:
+        (N, C, H, W) in the dtype of values, channels last in memory.
+    """
+    check_maps(values=values, column_keys=column_keys, row_keys=row_keys)
+    check_implementation(implementation, groups)
+    by_column, by_row = column_weights(column_keys), row_weights(row_keys)  # (N, W, H, H), (N, H, W, W)
+    if implementation in ("grouped", "loop"):
+        slices = groups if implementation == "grouped" else max(values.shape[2:])
+        return grouped_axial_attention(by_column, by_row, values, column_gate, row_gate, slices)
+    return _factorised(by_column, by_row, values, column_gate, row_gate).output
+
+
+def check_implementation(implementation: str, groups: int) -> None:
+    """Refuse an implementation nobody knows or that is not there, and a number of groups that cannot be made."""
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}")
+    if implementation == "fused":
+        raise ValueError(
+            "implementation is 'fused', but this version has no fused kernel; "
+            "use 'auto', which takes the fastest implementation there is"
+        )
+    if groups < 1:
+        raise ValueError(f"groups is {groups}; expected 1 (full vectorization) or more (smaller slices)")
+
+
+def _factorised(
+    by_column: Tensor, by_row: Tensor, values: Tensor, column_gate: Gate | None, row_gate: Gate | None
+) -> AxialMaps:
+    """Plain axial attention, its gates found on the way and both applied at the end."""
+    height, width = values.shape[2:]
+    y = gather(by_column, as_columns(values))  # (N, W, H, C)
+    g_col = None if column_gate is None else ask(column_gate, y.mean(1) / height, "column_gate")  # (N, H, C)
+    r = gather(by_row, y.transpose(1, 2))  # (N, H, W, C)
+    if row_gate is None:
+        gated = r if g_col is None else r * g_col.unsqueeze(2)
+        return AxialMaps(from_rows(gated), by_column, by_row, g_col, None)
+    pooled = r.mean(1) if g_col is None else (r * g_col.unsqueeze(2)).mean(1)  # (N, W, C)
+    g_row = ask(row_gate, pooled / width, "row_gate")  # (N, W, C)
+    gated = r * g_row.unsqueeze(1) if g_col is None else apply_both_gates(r, g_col, g_row)
+    return AxialMaps(from_rows(gated), by_column, by_row, g_col, g_row)
+
+
+def apply_both_gates(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:
+    """The product r * g_col * g_row, for r (N, H, W, C), g_col (N, H, C) and g_row (N, W, C)."""
+    gated: Tensor = _BothGates.apply(r, g_col.unsqueeze(2), g_row.unsqueeze(1))  # type: ignore[no-untyped-call]
+    return gated
+
+
+class _BothGates(torch.autograd.Function):
+    """r * g_col * g_row, keeping r alone of the large maps.
+
+    Written as two products, autograd would keep the map between them as well, and the training memory of the block
+    would be about a third above plain axial attention's.
+    """
+
+    @staticmethod
+    def forward(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:  # (N, H, W, C), (N, H, 1, C), (N, 1, W, C)
+        return (r * g_col).mul_(g_row)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r, g_col, g_row = ctx.saved_tensors  # type: ignore[attr-defined]
+        # One large buffer at a time: each is gone before the next is made.
+        grad_row = (grad * r).mul_(g_col).sum(1, keepdim=True)
+        grad_col = (grad * r).mul_(g_row).sum(2, keepdim=True)
+        return (grad * g_col).mul_(g_row), grad_col, grad_row
+
+
+class ChannelizedAxialAttention(nn.Module):
+    """The CAA block: projections, attention along columns and rows, channel gates on both (Huang et al., AAAI 2022).
+
+    Args:
+        in_channels: channels of the input map.
+        key_channels: channels D of each axis' query = key map.
+        value_channels: channels C of the value map, and of the output.
+        gate_layers: hidden layers of each gate.
+        gate_width: units of a hidden layer.
+        gate_activation: "leaky_relu" (slope 0.2) or "relu".
+        channelize: False leaves the gates out: plain axial attention, the baseline of the paper's ablations.
+        implementation: see `channelized_axial_attention`.
+        groups: number of slices of "grouped".
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        key_channels: int = 64,
+        value_channels: int = 512,
+        gate_layers: int = 5,
+        gate_width: int = 128,
+        gate_activation: Activation = "leaky_relu",
+        channelize: bool = True,
+        implementation: Implementation = "auto",
+        groups: int = 16,
+    ) -> None:
+        super().__init__()
+        check_implementation(implementation, groups)
+        self.column_keys = projection(in_channels, key_channels)
+        self.row_keys = projection(in_channels, key_channels)
+        self.values = projection(in_channels, value_channels)
+        self.column_gate: ChannelGate | None = None
+        self.row_gate: ChannelGate | None = None
+        if channelize:
+            self.column_gate, self.row_gate = (
+                ChannelGate(value_channels, layers=gate_layers, width=gate_width, activation=gate_activation)
+                for _ in range(2)
+            )
+        self.implementation = implementation
+        self.groups = groups
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, in_channels, H, W) -> (N, value_channels, H, W)."""
+        maps = self.column_keys(features), self.row_keys(features), self.values(features)
+        if self.column_gate is None:
+            return axial_attention(*maps)
+        return channelized_axial_attention(
+            *maps, self.column_gate, self.row_gate, implementation=self.implementation, groups=self.groups
+        )
+
+    def explain(self, features: Tensor) -> AxialMaps:
+        """The output with the attention and the gates that made it: for drawing, not for training."""
+        column_keys, row_keys, values = self.column_keys(features), self.row_keys(features), self.values(features)
+        return _factorised(column_weights(column_keys), row_weights(row_keys), values, self.column_gate, self.row_gate)

@@ -1,0 +1,122 @@
+"""The attentions that CAA is compared with: DANet's two (Fu et al., CVPR 2019), squeeze-and-excitation (Hu et al.).
+
+Shapes: N batch, C channels, D key channels, H rows, W columns.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from caaseg.attention.axial import softmax_scores
+from caaseg.attention.checks import check_maps
+from caaseg.attention.gate import ChannelGate, Gate, ask
+from caaseg.attention.spatial import as_pixels, self_attention
+
+
+class DualMaps(NamedTuple):
+    """What one of DANet's attentions saw."""
+
+    output: Tensor  # (N, C, H, W)
+    weights: Tensor  # (N, HW, HW) between pixels, or (N, C, C) between channels
+
+
+def position_attention(features: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+    """Self-attention over pixels, added to the features with a learned weight.
+
+    Args:
+        features: what is added to, (N, C, H, W).
+        queries, keys: compared without scaling, (N, D, H, W).
+        values: the features to gather, (N, C, H, W).
+        scale: the learned weight, one number.
+    """
+    check_maps(features=features, queries=queries, keys=keys, values=values)
+    return scale * self_attention(queries, keys, values) + features
+
+
+def channel_attention(features: Tensor, scale: Tensor) -> Tensor:
+    """Attention between channels, added to the features with a learned weight: (N, C, H, W) -> (N, C, H, W).
+
+    Channels attend to those least like them: DANet's code takes the softmax of max(S) - S, S the products of channels.
+
+    Args:
+        features: query, key and value at once, (N, C, H, W).
+        scale: the learned weight, one number.
+    """
+    check_maps(features=features)
+    return _mix_channels(features, channel_weights(features), scale)
+
+
+def channel_weights(features: Tensor) -> Tensor:
+    """Attention of channel c to channel d, (N, C, H, W) -> (N, C, C), softmaxed over d."""
+    channels = features.flatten(2)  # (N, C, HW)
+    return softmax_scores(-channels, channels)  # max(S) is constant along d: the softmax drops it
+
+
+def _mix_channels(features: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+    mixed = (weights.to(features.dtype) @ features.flatten(2)).view_as(features)
+    return scale * mixed + features
+
+
+def squeeze_excitation(features: Tensor, gate: Gate) -> Tensor:
+    """Weight the channels of a map by one gate an image, from its global mean: (N, C, H, W) -> (N, C, H, W).
+
+    Args:
+        features: the map to weight.
+        gate: channel weights from pooled features, (N, 1, C) -> (N, 1, C).
+    """
+    check_maps(features=features)
+    pooled = features.mean((2, 3)).unsqueeze(1)  # (N, 1, C)
+    return features * ask(gate, pooled, "gate").squeeze(1)[:, :, None, None]
+
+
+class PositionAttention(nn.Module):
+    """DANet's position attention: 1x1 convolutions with biases, keys of C/8 channels, residual weight from 0."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        key_channels = max(channels // 8, 1)
+        self.queries = nn.Conv2d(channels, key_channels, 1)
+        self.keys = nn.Conv2d(channels, key_channels, 1)
+        self.values = nn.Conv2d(channels, channels, 1)
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W)."""
+        return position_attention(
+            features, self.queries(features), self.keys(features), self.values(features), self.scale
+        )
+
+    def explain(self, features: Tensor) -> DualMaps:
+        """The output with the attention that made it, (HW)^2 numbers an image: for drawing, not for training."""
+        weights = softmax_scores(as_pixels(self.queries(features)), as_pixels(self.keys(features)))
+        return DualMaps(self(features), weights)
+
+
+class ChannelAttention(nn.Module):
+    """DANet's channel attention; its residual weight, starting at 0, is all it learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.zeros(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W)."""
+        return channel_attention(features, self.scale)
+
+    def explain(self, features: Tensor) -> DualMaps:
+        """The output with the attention that made it."""
+        weights = channel_weights(features)
+        return DualMaps(_mix_channels(features, weights, self.scale), weights)
+
+
+class SqueezeExcitation(nn.Module):
+    """Squeeze-and-excitation: two linear layers, width C/4, ReLU between, sigmoid behind; no biases, as CAA's gates."""
+
+    def __init__(self, channels: int, *, reduction: int = 4) -> None:
+        super().__init__()
+        self.gate = ChannelGate(channels, layers=1, width=max(channels // reduction, 1), activation="relu")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W)."""
+        return squeeze_excitation(features, self.gate)

@@ -1,0 +1,57 @@
+"""Channel gates: one weight in (0, 1) a channel, from pooled features."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from caaseg.attention.checks import check_gate
+
+Gate = Callable[[Tensor], Tensor]
+"""Channel weights from pooled features, (N, L, C) -> (N, L, C). Each of the L positions is treated on its own: the
+grouped implementations hand over a few positions at a time."""
+
+Activation = Literal["leaky_relu", "relu"]
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    # In float32, as the authors' framework keeps the slope, 0.2 is 0.200000003.
+    "leaky_relu": lambda: nn.LeakyReLU(0.2),
+    "relu": nn.ReLU,
+}
+
+
+class ChannelGate(nn.Module):
+    """The paper's gate: hidden layers of one width, a linear layer back to C channels, a sigmoid; no biases.
+
+    Table 1 of the paper varies layers (1, 3, 5, 7) and width (64, 128, 256); 5 layers of 128 served best.
+    """
+
+    def __init__(
+        self, channels: int, *, layers: int = 5, width: int = 128, activation: Activation = "leaky_relu"
+    ) -> None:
+        super().__init__()
+        for name, size in (("channels", channels), ("layers", layers), ("width", width)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}; a gate needs at least 1")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
+        self.hidden = nn.ModuleList(
+            nn.Linear(channels if layer == 0 else width, width, bias=False) for layer in range(layers)
+        )
+        self.activation = ACTIVATIONS[activation]()
+        self.last = nn.Linear(width, channels, bias=False)
+        for linear in (*self.hidden, self.last):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        for linear in self.hidden:
+            pooled = self.activation(linear(pooled))  # (N, L, width)
+        logits: Tensor = self.last(pooled)  # (N, L, C)
+        return logits.sigmoid()
+
+
+def ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
+    """The gate's answer for pooled features, checked and in their dtype."""
+    answer = gate(pooled)
+    check_gate(answer, pooled, name)
+    return answer.to(pooled.dtype)

@@ -1,0 +1,54 @@
+"""The paper's own way to channelize: build the weighted terms, gate them, then sum them (its Algorithm 1).
+
+Kept as the reference to compare with and for the paper's figure of time against number of groups. The factorised
+form in `channelized.py` gives the same numbers without ever building the terms.
+
+Shapes: N batch, S lines side by side, L positions on a line, C channels, G groups.
+"""
+
+import torch
+from torch import Tensor
+
+from caaseg.attention.axial import as_columns, from_rows
+from caaseg.attention.gate import Gate, ask
+
+
+def channelize_in_groups(weights: Tensor, lines: Tensor, gate: Gate | None, groups: int, name: str) -> Tensor:
+    """Channelized attention along one axis, Eqs. (6), (9) and the sum of (11), for `groups` slices of queries in turn.
+
+    A slice of the terms, alpha[s, i, m, c] = weights[s, i, m] * lines[s, m, c], holds N*S*(L/G)*L*C numbers: one group
+    is full vectorization, L groups go query by query.
+
+    Algorithm 1 pads the L queries to equal groups and drops the padding at the end. Nothing needs equal groups, so
+    here sizes differ by at most one and no time is spent on padding.
+
+    Args:
+        weights: attention of position i to position m, softmaxed over m, (N, S, L, L).
+        lines: features to gather, (N, S, L, C).
+        gate: channel weights from pooled terms, or None for plain attention.
+        groups: number of slices; more than L are as L.
+        name: what to call the gate in an error.
+    """
+    lines = lines.contiguous()
+    gathered = []
+    for group in weights.to(lines.dtype).tensor_split(min(groups, lines.shape[2]), dim=2):  # (N, S, L/G, L)
+        alpha = group.unsqueeze(-1) * lines.unsqueeze(2)  # (N, S, L/G, L, C)
+        if gate is not None:
+            pooled = alpha.mean((1, 3))  # (N, L/G, C), the sum over s and m divided by H*W
+            alpha = alpha * ask(gate, pooled, name)[:, None, :, None]  # (N, S, L/G, L, C)
+        gathered.append(alpha.sum(3))  # (N, S, L/G, C)
+    return torch.cat(gathered, dim=2)  # (N, S, L, C)
+
+
+def grouped_axial_attention(
+    column_attention: Tensor,
+    row_attention: Tensor,
+    values: Tensor,
+    column_gate: Gate | None,
+    row_gate: Gate | None,
+    groups: int,
+) -> Tensor:
+    """Eqs. (6) to (11) as they are written: channelized columns, then channelized rows of their result."""
+    columns = channelize_in_groups(column_attention, as_columns(values), column_gate, groups, "column_gate")
+    rows = columns.transpose(1, 2)  # (N, H, W, C)
+    return from_rows(channelize_in_groups(row_attention, rows, row_gate, groups, "row_gate"))

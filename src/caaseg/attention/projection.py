@@ -1,0 +1,13 @@
+"""The unit every block and head is made of: convolution, batch normalisation, ReLU."""
+
+from torch import nn
+
+# The authors normalise with Keras' epsilon; 1e-5 moves their published outputs by 3e-3.
+BN_EPSILON = 1e-3
+
+
+def projection(in_channels: int, out_channels: int, *, kernel_size: int = 1) -> nn.Sequential:
+    """Same-size convolution without bias, batch normalisation and ReLU; Glorot-uniform kernels, as the authors have."""
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False)
+    nn.init.xavier_uniform_(convolution.weight)
+    return nn.Sequential(convolution, nn.BatchNorm2d(out_channels, eps=BN_EPSILON), nn.ReLU(inplace=True))

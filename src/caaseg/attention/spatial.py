@@ -1,0 +1,120 @@
+"""Self-attention over all pixels, Eqs. (1) and (2), plain and channelized.
+
+Shapes: N batch, C value channels, D key channels, H rows, W columns.
+"""
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from caaseg.attention.axial import softmax_scores, without_autocast
+from caaseg.attention.checks import check_maps, check_same_channels
+from caaseg.attention.gate import Activation, ChannelGate, Gate, ask
+from caaseg.attention.projection import projection
+
+
+class SpatialMaps(NamedTuple):
+    """What a self-attention block saw and decided. Large: (HW)^2 numbers an image."""
+
+    output: Tensor  # (N, C, H, W)
+    weights: Tensor  # (N, HW, HW), attention of each pixel to each other
+    gate: Tensor | None  # (N, HW, C), one vector a pixel; None where nothing gates
+
+
+def as_pixels(features: Tensor) -> Tensor:
+    """A map as a list of pixels, (N, C, H, W) -> (N, HW, C)."""
+    return features.flatten(2).transpose(1, 2)
+
+
+def from_pixels(pixels: Tensor, height: int, width: int) -> Tensor:
+    """A list of pixels as a map again, (N, HW, C) -> (N, C, H, W), channels last in memory."""
+    return pixels.view(len(pixels), height, width, -1).permute(0, 3, 1, 2)
+
+
+def self_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Gather for every pixel from every pixel, Eq. (1), with the unscaled similarity of Eq. (2).
+
+    Args:
+        queries: what each pixel asks for, (N, D, H, W).
+        keys: what each pixel answers to, (N, D, H, W); the paper takes the queries.
+        values: the features to gather, (N, C, H, W).
+
+    Returns:
+        (N, C, H, W) in the dtype of values, channels last in memory.
+    """
+    return _gather_pixels(queries, keys, values, None)
+
+
+def channelized_self_attention(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate) -> Tensor:
+    """Self-attention whose terms are weighted by one channel gate a pixel before they are summed (Table 3).
+
+    The gate of a pixel pools that pixel's HW terms and does not depend on the term, so it leaves the sum: pooled is
+    the plain result divided by HW, and no tensor of HW x HW x C is built.
+
+    Args:
+        queries, keys, values: as for `self_attention`.
+        gate: channel weights from pooled features, (N, HW, C) -> (N, HW, C), each pixel on its own.
+    """
+    return _gather_pixels(queries, keys, values, gate)
+
+
+def _gather_pixels(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate | None) -> Tensor:
+    check_maps(values=values, queries=queries, keys=keys)
+    check_same_channels(queries=queries, keys=keys)
+    with without_autocast(values.device.type):
+        queries, keys = queries.to(values.dtype), keys.to(values.dtype)
+        q, k, v = (as_pixels(features).unsqueeze(1) for features in (queries, keys, values))  # (N, 1, HW, D or C)
+        gathered = scaled_dot_product_attention(q, k, v, scale=1.0).squeeze(1)  # (N, HW, C)
+    return from_pixels(_gated(gathered, gate)[0], *values.shape[2:])
+
+
+def _gated(gathered: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor | None]:
+    if gate is None:
+        return gathered, None
+    weights = ask(gate, gathered / gathered.shape[1], "gate")  # (N, HW, C)
+    return gathered * weights, weights
+
+
+class SelfAttention(nn.Module):
+    """Self-attention with one projection for query and key, as Eq. (2) has it; channelized where asked.
+
+    Args:
+        in_channels: channels of the input map.
+        key_channels: channels D of the query = key map.
+        value_channels: channels C of the value map, and of the output.
+        channelize: True adds the channel gate.
+        gate_layers, gate_width, gate_activation: see `ChannelGate`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        *,
+        key_channels: int = 64,
+        value_channels: int = 512,
+        channelize: bool = False,
+        gate_layers: int = 5,
+        gate_width: int = 128,
+        gate_activation: Activation = "leaky_relu",
+    ) -> None:
+        super().__init__()
+        self.keys = projection(in_channels, key_channels)
+        self.values = projection(in_channels, value_channels)
+        self.gate = (
+            ChannelGate(value_channels, layers=gate_layers, width=gate_width, activation=gate_activation)
+            if channelize
+            else None
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """(N, in_channels, H, W) -> (N, value_channels, H, W)."""
+        keys = self.keys(features)
+        return _gather_pixels(keys, keys, self.values(features), self.gate)
+
+    def explain(self, features: Tensor) -> SpatialMaps:
+        """The output with the attention and the gate that made it: for drawing, not for training."""
+        keys, values = as_pixels(self.keys(features)), as_pixels(self.values(features))
+        weights = softmax_scores(keys, keys)
+        output, gate = _gated(weights.to(values.dtype) @ values, self.gate)
+        return SpatialMaps(from_pixels(output, *features.shape[2:]), weights, gate)

@@ -1,0 +1,248 @@
+"""The command `caaseg`: one typed function a command. Heavy imports wait inside them, so that help is instant."""
+
+import json as json_format
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from jsonargparse import ArgumentParser, Namespace
+
+from caaseg import __version__
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import Console
+
+Device = Literal["auto", "cpu", "cuda"]
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+
+Command = Callable[..., int]
+
+
+def demo(out: Path = Path("caaseg-demo")) -> int:
+    """See what the factorisation does: a small comparison with the paper's own way, its table and its figure.
+
+    Args:
+        out: folder for the figure and the numbers.
+    """
+    return benchmark_attention(
+        sizes="1x17x17,1x33x33",
+        dtypes="float32",
+        groups="1,2,4,8,16,33",
+        channels=128,
+        device="cpu",
+        seconds=0.2,
+        json=str(out / "attention.json"),
+        figure=out / "attention.png",
+    )
+
+
+def benchmark_attention(
+    sizes: str = "auto",
+    dtypes: str = "auto",
+    implementations: str = "axial,factorised,grouped,loop",
+    groups: str = "1,2,4,8,16,32",
+    channels: int = 512,
+    key_channels: int = 64,
+    device: Device = "auto",
+    seconds: float = 0.5,
+    json: str | None = None,
+    figure: Path | None = None,
+) -> int:
+    """Time and peak memory of channelized axial attention, implementation beside implementation, checked to agree.
+
+    Each case is computed forward and forward+backward and held against float64. Exit code 1 if one disagrees.
+
+    Args:
+        sizes: batch x height x width, comma-separated; auto is 16x33x33,16x65x65,8x97x97,1x129x257 on a GPU and
+            1x17x17,1x33x33 on a CPU.
+        dtypes: float64, float32, bfloat16 or float16, comma-separated; auto is float32,bfloat16 on a GPU and float32
+            on a CPU.
+        implementations: axial (no gates), factorised, grouped or loop, comma-separated.
+        groups: numbers of groups for grouped, comma-separated; those longer than an axis are left out.
+        channels: value channels.
+        key_channels: query and key channels.
+        device: where to run; auto takes a GPU if there is one.
+        seconds: about how long to repeat each measurement.
+        json: file for the numbers; - is standard output.
+        figure: file for the figure of time and memory against number of groups (.png, .svg or .pdf).
+    """
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from caaseg.evaluation import benchmark
+    from caaseg.evaluation.measure import provenance
+
+    place = _device(device)
+    on_gpu = place.type == "cuda"
+    if sizes == "auto":
+        sizes = "16x33x33,16x65x65,8x97x97,1x129x257" if on_gpu else "1x17x17,1x33x33"
+    if dtypes == "auto":
+        dtypes = "float32,bfloat16" if on_gpu else "float32"
+    for name, number in (("--channels", channels), ("--key-channels", key_channels)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; expected 1 or more")
+    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"--figure is {str(figure)!r}; expected a name that ends in .png, .svg or .pdf")
+    combinations = benchmark.cases(
+        [_size(word) for word in _words(sizes, "--sizes")],
+        _chosen(dtypes, get_args(Dtype), "--dtypes"),
+        _chosen(implementations, get_args(benchmark.Contender), "--implementations"),
+        [_whole(word, "--groups") for word in _words(groups, "--groups")],
+        channels=channels,
+        key_channels=key_channels,
+    )
+    console = _console(json)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("measuring", total=len(combinations))
+        outcomes = []
+        for outcome in benchmark.run(combinations, place, seconds=seconds):
+            outcomes.append(outcome)
+            bar.advance(task)
+
+    from caaseg.reports.draw import draw_groups, save
+    from caaseg.reports.tables import attention_tables, ratio_lines
+
+    for table in attention_tables(outcomes):
+        console.print(table)
+    ratios = benchmark.ratios(outcomes)
+    for line in ratio_lines(ratios):
+        console.print(line, highlight=False)
+    if json is not None:
+        measurements = [benchmark.as_json(outcome) for outcome in outcomes]
+        origin = provenance(place, _arguments())
+        _write_json({**origin, "measurements": measurements, "ratios": ratios}, json, console)
+    if figure is not None:
+        save(draw_groups(outcomes), figure)
+        console.print(f"figure: {figure}", soft_wrap=True, highlight=False)
+    disagreeing = [outcome.case.label for outcome in outcomes if not outcome.agrees]
+    if disagreeing:
+        console.print(f"these disagree with float64 by more than rounding: {', '.join(disagreeing)}", style="bold red")
+    return 1 if disagreeing else 0
+
+
+COMMANDS: dict[str, Command | dict[str, Command]] = {
+    "demo": demo,
+    "benchmark": {"attention": benchmark_attention},
+}
+GROUP_HELP = {"benchmark": "Measure speed and memory."}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Bad input ends with exit code 2 and one message; --debug, anywhere, shows the traceback."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    parsed = _parser().parse_args([word for word in words if word != "--debug"])
+    try:
+        return _call(COMMANDS, parsed)
+    except (ValueError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"caaseg: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("caaseg: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="caaseg",
+        description="Semantic segmentation with Channelized Axial Attention.",
+        epilog="A word --debug, anywhere, shows the traceback of an error.",
+        version=__version__,
+    )
+    _add_commands(parser, COMMANDS)
+    return parser
+
+
+def _add_commands(parser: ArgumentParser, commands: dict[str, Any]) -> None:
+    children = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
+    for name, command in commands.items():
+        text = GROUP_HELP[name] if isinstance(command, dict) else (command.__doc__ or "").split("Args:")[0].strip()
+        child = ArgumentParser(description=text)
+        children.add_subcommand(name, child, help=text.split("\n")[0])
+        if isinstance(command, dict):
+            _add_commands(child, command)
+        else:
+            child.add_function_arguments(command, as_group=False)
+            _spell_with_dashes(child)
+
+
+def _spell_with_dashes(parser: ArgumentParser) -> None:
+    """Offer --output-stride for the parameter output_stride."""
+    for action in parser._actions:
+        action.option_strings = [name.replace("_", "-") for name in action.option_strings]
+        parser._option_string_actions.update(dict.fromkeys(action.option_strings, action))
+
+
+def _call(commands: dict[str, Any], parsed: Namespace) -> int:
+    name = parsed["command"]
+    command, options = commands[name], parsed[name]
+    return _call(command, options) if isinstance(command, dict) else int(command(**options.as_dict()))
+
+
+def _arguments() -> list[str]:
+    return sys.argv[1:]
+
+
+def _device(name: Device) -> "torch.device":
+    import torch
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "--device is cuda, but torch sees no GPU here; use --device cpu or install a CUDA build of torch"
+        )
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _console(json: str | None) -> "Console":
+    """Standard output for people, unless the JSON goes there."""
+    from rich.console import Console
+
+    return Console(stderr=json == "-")
+
+
+def _write_json(content: dict[str, Any], target: str, console: "Console") -> None:
+    from caaseg.files import written_whole
+
+    text = json_format.dumps(content, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    with written_whole(Path(target)) as aside:
+        aside.write_text(text)
+    console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
+
+
+def _words(text: str, option: str) -> list[str]:
+    words = [word.strip() for word in text.split(",") if word.strip()]
+    if not words:
+        raise ValueError(f"{option} is {text!r}; expected one value or several separated by commas")
+    return words
+
+
+def _whole(word: str, option: str) -> int:
+    if not word.isdecimal() or int(word) < 1:
+        raise ValueError(f"{option} has {word!r}; expected a whole number of 1 or more")
+    return int(word)
+
+
+def _size(word: str) -> tuple[int, int, int]:
+    parts = word.lower().split("x")
+    if len(parts) != 3:
+        raise ValueError(f"--sizes has {word!r}; expected batch x height x width, such as 16x65x65")
+    batch, height, width = (_whole(part, "--sizes") for part in parts)
+    return batch, height, width
+
+
+def _chosen(text: str, known: Sequence[Any], option: str) -> list[Any]:
+    words = _words(text, option)
+    for word in words:
+        if word not in known:
+            raise ValueError(f"{option} has {word!r}; expected any of {', '.join(known)}")
+    return words

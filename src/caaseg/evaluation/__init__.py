@@ -1,0 +1,1 @@
+"""Scoring, counting and measuring."""

@@ -1,0 +1,81 @@
+"""Figures."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
+
+from caaseg.evaluation.benchmark import Outcome
+from caaseg.files import written_whole
+
+COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8a5fbf", "#c77d0a")
+
+
+def draw_groups(outcomes: Sequence[Outcome]) -> Figure:
+    """Time and memory against number of groups, the factorised form as a line: the paper's appendix figure, and ours.
+
+    A row of panels a dtype, a colour a size; group 1 is full vectorization, and "loop" is its own mark at the right.
+    """
+    panels: tuple[tuple[str, Callable[[Outcome], float | None]], ...] = (
+        ("forward, ms", lambda o: o.forward_ms),
+        ("forward + backward, ms", lambda o: o.training_ms),
+        ("training memory, MB", lambda o: None if o.training_peak_bytes is None else o.training_peak_bytes / 1e6),
+    )
+    dtypes = list(dict.fromkeys(o.case.dtype for o in outcomes))
+    sizes = list(dict.fromkeys((o.case.batch, o.case.height, o.case.width) for o in outcomes))
+    figure = Figure(figsize=(12, 0.9 + 3.1 * len(dtypes)), layout="constrained")
+    axes = figure.subplots(len(dtypes), len(panels), squeeze=False, sharex=True)
+    for row, dtype in zip(axes, dtypes, strict=True):
+        for panel, (title, value) in zip(row, panels, strict=True):
+            for colour, size in zip(COLOURS * len(sizes), sizes, strict=False):
+                here = [
+                    o for o in outcomes if o.case.dtype == dtype and (o.case.batch, o.case.height, o.case.width) == size
+                ]
+                _draw_size(panel, here, value, colour)
+            panel.set_title(f"{title} ({dtype})", fontsize=10)
+            panel.set_xscale("log", base=2)
+            panel.set_yscale("log")
+            panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+            panel.yaxis.set_minor_formatter(NullFormatter())
+            panel.grid(alpha=0.25, which="both", linewidth=0.5)
+            panel.spines[["top", "right"]].set_visible(False)
+    for panel in axes[-1]:
+        panel.set_xlabel("number of groups")
+    handles = [
+        axes[0][0].plot([], [], color=colour, linewidth=3, label=f"{n} x {h} x {w}")[0]
+        for colour, (n, h, w) in zip(COLOURS * len(sizes), sizes, strict=False)
+    ]
+    styles = (
+        {"marker": "o", "linestyle": "-", "label": "grouped (the paper's way)"},
+        {"marker": "x", "linestyle": "", "label": "row by row"},
+        {"marker": "", "linestyle": "--", "label": "factorised (ours)"},
+        {"marker": "", "linestyle": ":", "label": "plain axial attention"},
+    )
+    handles += [axes[0][0].plot([], [], color="#555555", **style)[0] for style in styles]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _draw_size(panel: Axes, here: list[Outcome], value: Callable[[Outcome], float | None], colour: str) -> None:
+    grouped: dict[int, float] = {}
+    for outcome in here:
+        case, height = outcome.case, value(outcome)
+        if height is None:  # memory ran out
+            continue
+        if case.groups is not None:
+            grouped[case.groups] = height
+        elif case.implementation == "loop":
+            panel.plot(max(case.height, case.width), height, color=colour, marker="x")
+        else:
+            style = "--" if case.implementation == "factorised" else ":"
+            panel.axhline(height, color=colour, linestyle=style, linewidth=1.4)
+    panel.plot(list(grouped), list(grouped.values()), color=colour, marker="o", markersize=4, linewidth=1.4)
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure; the ending of the name chooses the format."""
+    with written_whole(path) as aside:
+        figure.savefig(aside, dpi=110)

@@ -1,0 +1,91 @@
+"""Half precision loses what its format must lose, and nothing to scores: those are float32 throughout."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from caaseg.attention import (
+    ChannelGate,
+    Implementation,
+    axial_attention,
+    channel_attention,
+    channelized_axial_attention,
+    channelized_self_attention,
+    position_attention,
+    self_attention,
+)
+
+LIMITS = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+LAYOUTS = ["contiguous", "channels_last", "transposed", "strided"]
+IMPLEMENTATIONS: list[Implementation] = ["factorised", "grouped", "loop"]
+
+
+def draw(seed: int, channels: int, dtype: torch.dtype, layout: str, scale: float = 1.0) -> Tensor:
+    n, h, w = 2, 21, 17
+    rng = torch.Generator().manual_seed(seed)
+    if layout == "transposed":
+        return (scale * torch.randn(n, channels, w, h, generator=rng)).to(dtype).transpose(2, 3)
+    if layout == "strided":
+        return (scale * torch.randn(n, 2 * channels, h, 2 * w, generator=rng)).to(dtype)[:, ::2, :, 1::2]
+    drawn = (scale * torch.randn(n, channels, h, w, generator=rng)).to(dtype)
+    return drawn.contiguous(memory_format=torch.channels_last) if layout == "channels_last" else drawn
+
+
+def attend(name: str, maps: list[Tensor], gates: list[ChannelGate]) -> Tensor:
+    a, b, v = maps
+    if name == "axial":
+        return axial_attention(a, b, v)
+    if name == "self":
+        return self_attention(a, b, v)
+    if name == "channelized_self":
+        return channelized_self_attention(a, b, v, gates[0])
+    if name == "position":
+        return position_attention(v, a, b, v, v.new_tensor(0.5))
+    if name == "channel":
+        return channel_attention(v, v.new_tensor(0.5))
+    return channelized_axial_attention(a, b, v, gates[0], gates[1], implementation=name, groups=4)  # type: ignore[arg-type]
+
+
+def relative_error(ours: Tensor, expected: Tensor) -> float:
+    return float((ours.detach().double() - expected.detach()).norm() / expected.detach().norm())
+
+
+NAMES = [*IMPLEMENTATIONS, "axial", "self", "channelized_self", "position", "channel"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_error_against_float64_is_that_of_the_format(name: str, dtype: torch.dtype, layout: str) -> None:
+    maps = [draw(seed, channels, dtype, layout) for seed, channels in enumerate((16, 16, 32))]
+    torch.manual_seed(5)
+    gates = [ChannelGate(32).to(dtype) for _ in range(2)]
+    ours = attend(name, maps, gates)
+    assert ours.dtype == dtype
+    expected = attend(name, [m.double() for m in maps], [gate.double() for gate in gates])
+    assert relative_error(ours, expected) <= LIMITS[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, *LIMITS], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_long_keys_stay_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+    maps = [draw(0, 64, dtype, "contiguous", 100), draw(1, 64, dtype, "contiguous", 100)]
+    maps.append(draw(2, 32, dtype, "contiguous", 100 if name == "channel" else 1))
+    maps = [m.requires_grad_() for m in maps]
+    gates = [ChannelGate(32).to(dtype) for _ in range(2)]
+    output = attend(name, maps, gates)
+    used = maps[2:] if name == "channel" else maps
+    gradients = torch.autograd.grad(output, used, torch.randn_like(output))
+    for tensor in (output, *gradients):
+        assert tensor.isfinite().all()
+
+
+def test_autocast_does_not_narrow_the_scores() -> None:
+    maps = [draw(seed, channels, torch.float32, "contiguous") for seed, channels in enumerate((64, 64, 32))]
+    expected = axial_attention(*(m.double() for m in maps))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = axial_attention(*maps)
+        alone = self_attention(*maps)
+    assert ours.dtype == torch.bfloat16
+    assert relative_error(ours, expected) < 5e-3  # scores in bfloat16 are off by ten times that
+    assert relative_error(alone, self_attention(*(m.double() for m in maps))) < 5e-3

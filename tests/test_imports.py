@@ -1,0 +1,37 @@
+"""What importing the package and asking for help costs."""
+
+import subprocess
+import sys
+
+HEAVY = ("lightning", "timm", "torchvision", "matplotlib", "torch")
+
+
+def modules_after(code: str) -> set[str]:
+    """Which heavy packages a fresh interpreter has loaded after running some code."""
+    probe = f"{code}\nimport sys\nprint('LOADED', *[name for name in {HEAVY!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert result.stderr == ""
+    return set(result.stdout.rsplit("LOADED", 1)[1].split())
+
+
+def test_importing_the_package_loads_nothing_heavy_and_prints_nothing() -> None:
+    assert modules_after("import caaseg") == set()
+
+
+def test_importing_the_attention_loads_torch_alone() -> None:
+    assert modules_after("import caaseg.attention") == {"torch"}
+
+
+def test_help_and_usage_errors_answer_without_torch() -> None:
+    for words, code in (
+        (["--help"], 0),
+        (["benchmark", "--help"], 0),
+        (["benchmark", "attention", "--help"], 0),
+        (["benchmark", "attention", "--devise", "cpu"], 2),
+        (["nothing"], 2),
+        ([], 2),
+    ):
+        expected = f"except SystemExit as e: assert e.code == {code}, e.code"
+        run = f"from caaseg.cli import main\ntry: main({words!r})\n{expected}"
+        probe = f"import contextlib, os\nwith contextlib.redirect_stderr(open(os.devnull, 'w')):\n  exec({run!r})"
+        assert modules_after(probe) == set(), words
