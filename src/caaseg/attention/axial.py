@@ -42,12 +42,14 @@ def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:
     and its weight by a quarter. So half-precision keys are widened first, and autocast may not narrow them again.
     """
     with without_autocast(queries.device.type):
-        scores = _widen(queries) @ _widen(keys).transpose(-1, -2)
+        wide = _widen(keys)
+        scores = (wide if queries is keys else _widen(queries)) @ wide.transpose(-1, -2)
         return scores.softmax(-1)
 
 
 def _widen(keys: Tensor) -> Tensor:
-    return keys if keys.dtype == torch.float64 else keys.float()
+    """In float32 or float64, and laid out line by line, so that the product neither copies nor keeps it twice."""
+    return (keys if keys.dtype == torch.float64 else keys.float()).contiguous()
 
 
 def column_weights(column_keys: Tensor) -> Tensor:

@@ -94,30 +94,52 @@ def _factorised(
     """Plain axial attention, its gates found on the way and both applied at the end."""
     height, width = values.shape[2:]
     y = gather(by_column, as_columns(values))  # (N, W, H, C)
-    g_col = None if column_gate is None else ask(column_gate, y.mean(1) / height, "column_gate")  # (N, H, C)
+    g_col = None if column_gate is None else ask(column_gate, y.sum(1) / (height * width), "column_gate")  # (N, H, C)
     r = gather(by_row, y.transpose(1, 2))  # (N, H, W, C)
     if row_gate is None:
         gated = r if g_col is None else r * g_col.unsqueeze(2)
         return AxialMaps(from_rows(gated), by_column, by_row, g_col, None)
-    pooled = r.mean(1) if g_col is None else (r * g_col.unsqueeze(2)).mean(1)  # (N, W, C)
-    g_row = ask(row_gate, pooled / width, "row_gate")  # (N, W, C)
-    gated = r * g_row.unsqueeze(1) if g_col is None else apply_both_gates(r, g_col, g_row)
+    summed = r.sum(1) if g_col is None else _sum_gated_rows(r, g_col)  # (N, W, C)
+    g_row = ask(row_gate, summed / (height * width), "row_gate")  # (N, W, C)
+    gated = r * g_row.unsqueeze(1) if g_col is None else _apply_both_gates(r, g_col, g_row)
     return AxialMaps(from_rows(gated), by_column, by_row, g_col, g_row)
 
 
-def apply_both_gates(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:
-    """The product r * g_col * g_row, for r (N, H, W, C), g_col (N, H, C) and g_row (N, W, C)."""
+# Autograd would keep g_col * r beside r, and hold several maps at once on its way back: half as much training memory
+# again as plain axial attention takes. These two functions keep r alone and make one map at a time.
+
+
+def _sum_gated_rows(r: Tensor, g_col: Tensor) -> Tensor:
+    """The sum over i of g_col[i, c] * r[i, j, c], for r (N, H, W, C) and g_col (N, H, C) -> (N, W, C)."""
+    summed: Tensor = _SumGatedRows.apply(r, g_col.unsqueeze(2))  # type: ignore[no-untyped-call]
+    return summed
+
+
+def _apply_both_gates(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:
+    """The product r * g_col * g_row, for r (N, H, W, C), g_col (N, H, C) and g_row (N, W, C) -> (N, H, W, C)."""
     gated: Tensor = _BothGates.apply(r, g_col.unsqueeze(2), g_row.unsqueeze(1))  # type: ignore[no-untyped-call]
     return gated
 
 
+class _SumGatedRows(torch.autograd.Function):
+    @staticmethod
+    def forward(r: Tensor, g_col: Tensor) -> Tensor:  # (N, H, W, C), (N, H, 1, C)
+        return (r * g_col).sum(1)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+        r, g_col = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad = grad.unsqueeze(1)  # (N, 1, W, C)
+        grad_col = (r * grad).sum(2, keepdim=True)
+        return grad * g_col, grad_col
+
+
 class _BothGates(torch.autograd.Function):
-    """r * g_col * g_row, keeping r alone of the large maps.
-
-    Written as two products, autograd would keep the map between them as well, and the training memory of the block
-    would be about a third above plain axial attention's.
-    """
-
     @staticmethod
     def forward(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:  # (N, H, W, C), (N, H, 1, C), (N, 1, W, C)
         return (r * g_col).mul_(g_row)
@@ -130,7 +152,6 @@ class _BothGates(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r, g_col, g_row = ctx.saved_tensors  # type: ignore[attr-defined]
-        # One large buffer at a time: each is gone before the next is made.
         grad_row = (grad * r).mul_(g_col).sum(1, keepdim=True)
         grad_col = (grad * r).mul_(g_row).sum(2, keepdim=True)
         return (grad * g_col).mul_(g_row), grad_col, grad_row

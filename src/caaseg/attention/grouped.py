@@ -29,15 +29,19 @@ def channelize_in_groups(weights: Tensor, lines: Tensor, gate: Gate | None, grou
         groups: number of slices; more than L are as L.
         name: what to call the gate in an error.
     """
-    lines = lines.contiguous()
-    gathered = []
-    for group in weights.to(lines.dtype).tensor_split(min(groups, lines.shape[2]), dim=2):  # (N, S, L/G, L)
-        alpha = group.unsqueeze(-1) * lines.unsqueeze(2)  # (N, S, L/G, L, C)
-        if gate is not None:
-            pooled = alpha.mean((1, 3))  # (N, L/G, C), the sum over s and m divided by H*W
-            alpha = alpha * ask(gate, pooled, name)[:, None, :, None]  # (N, S, L/G, L, C)
-        gathered.append(alpha.sum(3))  # (N, S, L/G, C)
-    return torch.cat(gathered, dim=2)  # (N, S, L, C)
+    if lines.stride(-1) != 1:  # channels side by side in memory, or every term would be gathered from afar
+        lines = lines.contiguous()
+    slices = weights.to(lines.dtype).tensor_split(min(groups, lines.shape[2]), dim=2)  # (N, S, L/G, L) each
+    return torch.cat([_channelize(part, lines, gate, name) for part in slices], dim=2)  # (N, S, L, C)
+
+
+def _channelize(weights: Tensor, lines: Tensor, gate: Gate | None, name: str) -> Tensor:
+    """One slice: (N, S, L/G, L) and (N, S, L, C) -> (N, S, L/G, C)."""
+    alpha = weights.unsqueeze(-1) * lines.unsqueeze(2)  # (N, S, L/G, L, C)
+    if gate is not None:
+        pooled = alpha.sum((1, 3)) / (lines.shape[1] * lines.shape[2])  # (N, L/G, C), divided by H*W
+        alpha = alpha * ask(gate, pooled, name)[:, None, :, None]  # (N, S, L/G, L, C)
+    return alpha.sum(3)
 
 
 def grouped_axial_attention(
