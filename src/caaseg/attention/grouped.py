@@ -40,7 +40,8 @@ def _channelize(weights: Tensor, lines: Tensor, gate: Gate | None, name: str) ->
     alpha = weights.unsqueeze(-1) * lines.unsqueeze(2)  # (N, S, L/G, L, C)
     if gate is not None:
         pooled = alpha.sum((1, 3)) / (lines.shape[1] * lines.shape[2])  # (N, L/G, C), divided by H*W
-        alpha = alpha * ask(gate, pooled, name)[:, None, :, None]  # (N, S, L/G, L, C)
+        gates = ask(gate, pooled, name).unsqueeze(1).expand(-1, lines.shape[1], -1, -1)  # (N, S, L/G, C)
+        alpha = alpha * gates.unsqueeze(3)  # (N, S, L/G, L, C)
     return alpha.sum(3)
 
 
