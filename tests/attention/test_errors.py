@@ -20,7 +20,7 @@ from caaseg.attention import (
 )
 
 
-def maps(**changed: Tensor) -> dict[str, Tensor]:
+def maps(**changed: Tensor) -> dict[str, Any]:
     shapes = {"column_keys": (2, 3, 5, 7), "row_keys": (2, 3, 5, 7), "values": (2, 4, 5, 7)}
     return {name: torch.randn(shape) for name, shape in shapes.items()} | changed
 
@@ -104,7 +104,9 @@ def test_function_and_block_refuse_the_same_options(options: dict[str, Any], mes
 @pytest.mark.parametrize("implementation", ["factorised", "grouped", "loop"])
 @pytest.mark.parametrize("axis", ["column_gate", "row_gate"])
 def test_a_gate_that_answers_with_another_shape_is_named(axis: str, implementation: Any) -> None:
-    gates = {"column_gate": torch.sigmoid, "row_gate": torch.sigmoid} | {axis: lambda pooled: pooled[..., :1]}
+    gates: dict[str, Any] = {"column_gate": torch.sigmoid, "row_gate": torch.sigmoid} | {
+        axis: lambda pooled: pooled[..., :1]
+    }
     with pytest.raises(
         ValueError, match=rf"{axis} returned shape \(2, \d, 1\) for pooled features of shape \(2, \d, 4"
     ):

@@ -45,9 +45,9 @@ def projections(block: ChannelizedAxialAttention) -> dict[str, nn.Module]:
     return {"col_querykey": block.column_keys, "row_querykey": block.row_keys, "value": block.values}
 
 
-def parameters(block: ChannelizedAxialAttention) -> dict[str, nn.Parameter]:
+def parameters(block: ChannelizedAxialAttention) -> dict[str, Tensor]:
     """Every learned weight by its name in the file."""
-    named: dict[str, nn.Parameter] = {}
+    named: dict[str, Tensor] = {}
     for prefix, module in projections(block).items():
         weights = dict(module.named_parameters())
         named |= {
@@ -57,8 +57,9 @@ def parameters(block: ChannelizedAxialAttention) -> dict[str, nn.Parameter]:
         }
     for prefix, gate in (("col_gate", block.column_gate), ("row_gate", block.row_gate)):
         if gate is not None:
-            for index, linear in enumerate(gate.hidden):
-                named[f"{prefix}_dense{index}_kernel"] = linear.weight  # type: ignore[assignment]
+            weights = dict(gate.named_parameters())
+            for index in range(len(gate.hidden)):
+                named[f"{prefix}_dense{index}_kernel"] = weights[f"hidden.{index}.weight"]
             named[f"{prefix}_dense_end_kernel"] = gate.last.weight
     return named
 
@@ -83,7 +84,7 @@ def build(stored: dict[str, Any], implementation: Implementation, groups: int) -
     for name, weight in parameters(block).items():
         value = torch_layout(stored[name])
         assert value.shape == weight.shape, name
-        weight.data = value
+        weight.data.copy_(value)
     for prefix, module in projections(block).items():
         buffers = dict(module.named_buffers())
         buffers["1.running_mean"].copy_(torch.from_numpy(stored[f"{prefix}_bn_moving_mean"]))

@@ -38,8 +38,9 @@ class Shapes(TorchDispatchMode):
 
 def shapes_of(work: Callable[[], Tensor]) -> set[tuple[int, ...]]:
     """Shapes made by a piece of work and by its backward pass."""
-    with Shapes() as shapes:
-        work().sum().backward()
+    shapes = Shapes()
+    with shapes:
+        work().sum().backward()  # type: ignore[no-untyped-call]
     return shapes.seen
 
 

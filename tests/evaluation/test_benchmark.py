@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from caaseg.attention import channelized_axial_attention as right
 from caaseg.cli import main
 from caaseg.evaluation import benchmark
 
@@ -51,8 +52,6 @@ def test_json_on_standard_output_is_nothing_but_json(capsys: pytest.CaptureFixtu
 def test_an_implementation_that_is_wrong_is_found_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    right = benchmark.channelized_axial_attention
-
     def wrong(*maps: Any, **options: Any) -> torch.Tensor:
         output = right(*maps, **options)
         return output * 1.01 if options.get("implementation") == "loop" else output
@@ -63,8 +62,6 @@ def test_an_implementation_that_is_wrong_is_found_out(
 
 
 def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    right = benchmark.channelized_axial_attention
-
     def hungry(*maps: Any, **options: Any) -> torch.Tensor:
         if options.get("groups") == 2:
             raise torch.OutOfMemoryError("no more")

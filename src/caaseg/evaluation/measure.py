@@ -99,11 +99,13 @@ def _cpu_seconds(work: Callable[[], object], repeats: int) -> list[float]:
 
 
 def _cuda_seconds(work: Callable[[], object], repeats: int) -> list[float]:
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in events:
+    events = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         work()
         end.record()
+        events.append((start, end))
     torch.cuda.synchronize()
     return [start.elapsed_time(end) / 1000 for start, end in events]
 
@@ -111,13 +113,15 @@ def _cuda_seconds(work: Callable[[], object], repeats: int) -> list[float]:
 def _peak_bytes(work: Callable[[], object], given: list[Tensor], device: torch.device) -> int:
     if device.type == "cuda":
         given_bytes = sum(
-            {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in given}.values()  # views share one
+            {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in given)}.values()  # views share one
         )
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         work()
-        return int(torch.cuda.max_memory_allocated(device) - before + given_bytes)
-    with LiveTensors(given) as live:
+        peak: int = torch.cuda.max_memory_allocated(device)
+        return peak - before + given_bytes
+    live = LiveTensors(given)
+    with live:
         work()
     return live.peak_bytes
 
