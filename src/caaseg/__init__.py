@@ -1,3 +1,30 @@
 """Semantic segmentation with Channelized Axial Attention."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from caaseg.models import ModelConfig as ModelConfig
+    from caaseg.models import Prediction as Prediction
+    from caaseg.models import Segmenter as Segmenter
+    from caaseg.models import create_model as create_model
+    from caaseg.models import load_model as load_model
+
 __version__ = "0.1.0"
+
+# Each public name is imported when it is first asked for, so that `import caaseg` is quick.
+_HOMES = {
+    "ModelConfig": "caaseg.models",
+    "Prediction": "caaseg.models",
+    "Segmenter": "caaseg.models",
+    "create_model": "caaseg.models",
+    "load_model": "caaseg.models",
+}
+
+__all__ = ["ModelConfig", "Prediction", "Segmenter", "__version__", "create_model", "load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'caaseg' has no attribute {name!r}")

@@ -123,9 +123,141 @@ def benchmark_attention(
     return 1 if disagreeing else 0
 
 
+def benchmark_model(
+    models: str = "caa,caa:grouped,axial,danet,torchvision:fcn,torchvision:deeplabv3",
+    backbone: Literal["resnet50", "resnet101"] = "resnet101",
+    output_stride: Literal[8] = 8,
+    batch: int = 16,
+    size: str = "513x513",
+    num_classes: int = 59,
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    device: Device = "auto",
+    seconds: float = 3.0,
+    json: str | None = None,
+) -> int:
+    """Images a second and peak memory of whole models, ours beside torchvision's, in training and in inference.
+
+    A training step is forward, loss, backward and an SGD step, under autocast, in channels-last layout.
+
+    Args:
+        models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
+            torchvision:fcn or torchvision:deeplabv3; comma-separated.
+        backbone: of all of them.
+        output_stride: of all of them; torchvision's are built for 8.
+        batch: images a step.
+        size: height x width of the images; one number is both.
+        num_classes: number of classes.
+        dtype: what autocast computes in.
+        device: where to run; auto takes a GPU if there is one.
+        seconds: about how long to repeat each measurement.
+        json: file for the numbers; - is standard output.
+    """
+    from caaseg.evaluation import model_benchmark
+    from caaseg.evaluation.measure import provenance
+    from caaseg.reports.tables import model_table
+
+    place, console = _device(device), _console(json)
+    setting = model_benchmark.Setting(
+        backbone=backbone,
+        output_stride=output_stride,
+        batch=batch,
+        size=_height_width(size),
+        num_classes=num_classes,
+        dtype=dtype,
+    )
+    costs = []
+    for name in _words(models, "--models"):
+        if console.is_terminal:
+            console.print(f"measuring {name}", highlight=False)
+        costs.append(model_benchmark.measure_model(name, setting, place, seconds=seconds))
+    console.print(model_table(costs))
+    if json is not None:
+        records = [cost._asdict() for cost in costs]
+        _write_json({**provenance(place, _arguments()), "setting": setting._asdict(), "models": records}, json, console)
+    return 0
+
+
+def flops(
+    head: str = "caa",
+    backbone: str = "resnet101",
+    output_stride: Literal[8, 16] = 16,
+    size: str = "513x513",
+    num_classes: int = 59,
+    aux: bool = False,
+    decoder: bool = False,
+    resnet_variant: Literal["standard", "authors"] = "standard",
+    gate_layers: int = 5,
+    gate_width: int = 128,
+    paper: bool = False,
+    json: str | None = None,
+) -> int:
+    """Multiply-adds and parameters of a model for one image, counted in seconds without making its weights.
+
+    Args:
+        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet.
+        backbone: a timm model that supports features_only and output_stride.
+        output_stride: how many pixels a feature of the head stands for.
+        size: height x width of the image; one number is both.
+        num_classes: number of classes.
+        aux: count the auxiliary branch too.
+        decoder: count the simple decoder on stride-4 features too.
+        resnet_variant: the standard ResNet, or the authors' (deep stem, strides in the last blocks).
+        gate_layers: hidden layers of a channel gate.
+        gate_width: units of a hidden layer of a channel gate.
+        paper: print the FLOPs columns of the paper's Tables 1 and 4 beside ours instead.
+        json: file for the numbers; - is standard output.
+    """
+    from caaseg.evaluation import flops as counting
+    from caaseg.models import ModelConfig
+    from caaseg.reports.tables import flops_table, paper_table
+
+    console = _console(json)
+    if paper:
+        rows = counting.paper_rows()
+        console.print(paper_table(rows))
+        console.print(f"Ours: {counting.CONVENTION}.", highlight=False)
+        if json is not None:
+            records = [row._asdict() for row in rows]
+            _write_json({"convention": counting.CONVENTION, "size": [513, 513], "rows": records}, json, console)
+        return 0
+    height, width = _height_width(size)
+    config = ModelConfig(
+        head=head,
+        backbone=backbone,
+        num_classes=num_classes,
+        output_stride=output_stride,
+        aux=aux,
+        decoder=decoder,
+        resnet_variant=resnet_variant,
+        multi_grid=(1, 2, 4) if resnet_variant == "authors" else None,
+        gate_layers=gate_layers,
+        gate_width=gate_width,
+    )
+    counted = counting.count(config, (height, width))
+    console.print(f"{head} on {backbone}, stride {output_stride}, {height} x {width}", highlight=False)
+    console.print(flops_table(counted))
+    console.print(f"Convention: {counting.CONVENTION}.", highlight=False)
+    if json is not None:
+        content = {
+            "head_name": head,
+            "backbone_name": backbone,
+            "output_stride": output_stride,
+            "size": [height, width],
+            "backbone": counted.backbone,
+            "head": counted.head,
+            "gates": counted.gates,
+            "total": counted.total,
+            "parameters": counted.parameters,
+            "convention": counting.CONVENTION,
+        }
+        _write_json(content, json, console)
+    return 0
+
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
-    "benchmark": {"attention": benchmark_attention},
+    "flops": flops,
+    "benchmark": {"attention": benchmark_attention, "model": benchmark_model},
 }
 GROUP_HELP = {"benchmark": "Measure speed and memory."}
 
@@ -168,12 +300,14 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any]) -> None:
             _add_commands(child, command)
         else:
             child.add_function_arguments(command, as_group=False)
-            _spell_with_dashes(child)
+            _make_customary(child)
 
 
-def _spell_with_dashes(parser: ArgumentParser) -> None:
-    """Offer --output-stride for the parameter output_stride."""
+def _make_customary(parser: ArgumentParser) -> None:
+    """Offer --output-stride for the parameter output_stride, and a plain --paper for --paper true."""
     for action in parser._actions:
+        if action.default is False:
+            action.nargs, action.const = "?", True
         action.option_strings = [name.replace("_", "-") for name in action.option_strings]
         parser._option_string_actions.update(dict.fromkeys(action.option_strings, action))
 
@@ -238,6 +372,14 @@ def _size(word: str) -> tuple[int, int, int]:
         raise ValueError(f"--sizes has {word!r}; expected batch x height x width, such as 16x65x65")
     batch, height, width = (_whole(part, "--sizes") for part in parts)
     return batch, height, width
+
+
+def _height_width(text: str) -> tuple[int, int]:
+    parts = text.lower().split("x")
+    if len(parts) > 2:
+        raise ValueError(f"--size is {text!r}; expected height x width, such as 513x513, or one number for both")
+    height, width = _whole(parts[0], "--size"), _whole(parts[-1], "--size")
+    return height, width
 
 
 def _chosen(text: str, known: Sequence[Any], option: str) -> list[Any]:

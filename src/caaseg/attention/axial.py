@@ -32,7 +32,8 @@ def from_rows(rows: Tensor) -> Tensor:
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """A region autocast does not touch; nothing at all where it is off, so that exported graphs stay plain."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else nullcontext()
+    active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    return torch.autocast(device_type, enabled=False) if active else nullcontext()
 
 
 def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:

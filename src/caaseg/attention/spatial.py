@@ -29,7 +29,7 @@ def as_pixels(features: Tensor) -> Tensor:
 
 def from_pixels(pixels: Tensor, height: int, width: int) -> Tensor:
     """A list of pixels as a map again, (N, HW, C) -> (N, C, H, W), channels last in memory."""
-    return pixels.view(len(pixels), height, width, -1).permute(0, 3, 1, 2)
+    return pixels.view(pixels.shape[0], height, width, pixels.shape[2]).permute(0, 3, 1, 2)
 
 
 def self_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 from rich.table import Table
 
 from caaseg.evaluation.benchmark import Outcome
+from caaseg.evaluation.flops import GIGA, Count, PaperRow
+from caaseg.evaluation.model_benchmark import ModelCost
 
 
 def attention_tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
@@ -72,3 +74,54 @@ def ratio_lines(ratios: Sequence[dict[str, Any]]) -> list[str]:
 
 def _times(ratio: float | None) -> str:
     return "(not measured)" if ratio is None else f"{ratio:.3g} times"
+
+
+def flops_table(counted: Count) -> Table:
+    """Multiply-adds by part."""
+    table = Table()
+    table.add_column("part")
+    table.add_column("G multiply-adds", justify="right")
+    for part in ("backbone", "head", "gates", "total"):
+        if part == "total":
+            table.add_section()
+        table.add_row(part, f"{getattr(counted, part) / GIGA:,.3f}")
+    table.add_row("parameters", f"{counted.parameters / 1e6:,.2f} million")
+    return table
+
+
+def paper_table(rows: Sequence[PaperRow]) -> Table:
+    """The paper's FLOPs columns beside ours, each with what explains the difference."""
+    table = Table(title="ResNet-101 at 513 x 513, G multiply-adds", title_justify="left")
+    table.add_column("table", no_wrap=True)
+    table.add_column("what")
+    table.add_column("ours", justify="right", no_wrap=True)
+    table.add_column("paper", justify="right", no_wrap=True)
+    table.add_column("why they differ")
+    for row in rows:
+        digits = 2 if row.paper > GIGA else 5
+        table.add_row(
+            row.table,
+            row.what,
+            f"{row.ours / GIGA:.{digits}f}",
+            f"{row.paper / GIGA:.{digits}f}",
+            row.note,
+            end_section=True,
+        )
+    return table
+
+
+def model_table(costs: Sequence[ModelCost]) -> Table:
+    """A line a model: images a second and peak memory, in training and in inference."""
+    table = Table(title="Whole models", title_justify="left")
+    table.add_column("model")
+    for heading in ("training\nimages/s", "peak\nMB", "inference\nimages/s", "peak\nMB"):
+        table.add_column(heading, justify="right")
+    for cost in costs:
+        table.add_row(
+            cost.model,
+            _number(cost.training_images_per_second),
+            _megabytes(cost.training_peak_bytes),
+            _number(cost.inference_images_per_second),
+            _megabytes(cost.inference_peak_bytes),
+        )
+    return table

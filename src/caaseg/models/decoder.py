@@ -1,0 +1,33 @@
+"""The paper's "simple decoder" on stride-4 features (its appendix; DeepLabv3+ has the like)."""
+
+from torch import Tensor, cat, nn
+
+from caaseg.attention.projection import projection
+from caaseg.models.resize import resize
+
+FINE_CHANNELS = 48
+CHANNELS = 256
+
+
+class SimpleDecoder(nn.Module):
+    """Bring the head's feature up to stride 4 and refine it there.
+
+    Args:
+        in_channels: channels of the head's feature.
+        fine_channels: channels of the backbone's stride-4 feature.
+    """
+
+    def __init__(self, in_channels: int, fine_channels: int) -> None:
+        super().__init__()
+        self.fine = projection(fine_channels, FINE_CHANNELS)
+        self.refine = nn.Sequential(
+            projection(in_channels + FINE_CHANNELS, CHANNELS, kernel_size=3),
+            projection(CHANNELS, CHANNELS, kernel_size=3),
+        )
+        self.out_channels = CHANNELS
+
+    def forward(self, features: Tensor, fine: Tensor) -> Tensor:
+        """(N, in_channels, h, w) and (N, fine_channels, H/4, W/4) -> (N, 256, H/4, W/4)."""
+        upsampled = resize(features, fine.shape[2:])
+        refined: Tensor = self.refine(cat([upsampled, self.fine(fine)], dim=1))
+        return refined

@@ -1,0 +1,92 @@
+"""Reading tensors from files without ever running code from them, and fitting them into a model."""
+
+import pickle
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from caaseg.models.backbones import Backbone, full_state_names
+
+PYTORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
+SHOWN = 12  # names in a message before "and N more"
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Named tensors of a safetensors file, or of a PyTorch file that holds nothing but tensors."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; expected weights in a .safetensors or PyTorch file")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ValueError(f"{path}: not a whole safetensors file ({error}); fetch or save it again") from error
+    if path.suffix not in PYTORCH_ENDINGS:
+        raise ValueError(
+            f"{path}: ending {path.suffix or 'missing'} is not known; expected .safetensors or one of "
+            f"{', '.join(PYTORCH_ENDINGS)}"
+        )
+    try:
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # on pickles it is about to refuse
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ValueError(
+            f"{path}: refused, because it holds more than tensors and reading it could run code from it; "
+            "ask its author for safetensors, or convert it where you trust it"
+        ) from error
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError, AttributeError, IndexError, TypeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: not a whole PyTorch file ({reason}); fetch or save it again") from error
+    for wrapper in ("state_dict", "model"):  # how training scripts commonly wrap weights
+        if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
+            content = content[wrapper]
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path}: expected a dictionary from names to tensors, found {type(content).__name__}")
+    return dict(content)
+
+
+def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Load a whole state; anything missing, left over or of another shape is an error, and nothing is loaded."""
+    ours = module.state_dict()
+    problems = [
+        _listed("missing", [name for name in ours if name not in tensors]),
+        _listed("not in the model", [name for name in tensors if name not in ours]),
+        _listed(
+            "of another shape",
+            [
+                f"{name} {tuple(tensors[name].shape)} instead of {tuple(ours[name].shape)}"
+                for name in ours
+                if name in tensors and tensors[name].shape != ours[name].shape
+            ],
+        ),
+    ]
+    found = [problem for problem in problems if problem]
+    if found:
+        raise ValueError(f"{source}: the weights do not fit the model; {'; '.join(found)}")
+    module.load_state_dict(dict(tensors))
+
+
+def _listed(what: str, names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{len(names)} {what}: {', '.join(names[:SHOWN])}{more}" if names else ""
+
+
+def load_backbone_weights(backbone: Backbone, path: Path) -> None:
+    """Start a backbone from a file in timm or torchvision naming; the classifier in it is left out."""
+    ours = backbone.net.state_dict()
+    of_classifier = {name for name in full_state_names(backbone.name) if _flat(name, ours) not in ours}
+    fitting = {_flat(name, ours): t for name, t in read_tensors(path).items() if name not in of_classifier}
+    for name, counter in ours.items():  # files of old versions lack these
+        if name.endswith("num_batches_tracked"):
+            fitting.setdefault(name, counter)
+    load_exactly(backbone.net, fitting, str(path))
+
+
+def _flat(name: str, ours: Mapping[str, Tensor]) -> str:
+    """Our name of a tensor: timm's feature networks spell blocks.3.x as blocks_3.x in some families."""
+    flat = name.replace(".", "_", 1)
+    return flat if name not in ours and flat in ours else name

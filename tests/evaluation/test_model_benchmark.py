@@ -1,0 +1,56 @@
+"""The comparison of whole models."""
+
+import json
+
+import pytest
+import torch
+
+from caaseg.cli import main
+from caaseg.evaluation.model_benchmark import Setting, build, outputs
+
+SETTING = Setting(backbone="resnet50", output_stride=8, batch=2, size=(33, 41), num_classes=4, dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "losses"),
+    [("caa", 1), ("caa:grouped", 1), ("danet", 3), ("torchvision:fcn", 1), ("torchvision:deeplabv3", 1)],
+)
+def test_every_contender_gives_full_size_logits(name: str, losses: int) -> None:
+    model = build(name, SETTING).eval()
+    with torch.no_grad():
+        found = outputs(model(torch.randn(1, 3, 33, 41)))
+    assert len(found) == losses
+    assert all(logits.shape == (1, 4, 33, 41) for logits in found)
+
+
+def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "--models",
+        "caa,torchvision:fcn",
+        "--backbone",
+        "resnet50",
+        "--batch",
+        "2",
+        "--size",
+        "33",
+        "--seconds",
+        "0",
+    ]
+    words += ["--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--json", "-"]
+    assert main(["benchmark", "model", *words]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert [record["model"] for record in content["models"]] == ["caa", "torchvision:fcn"]
+    for record in content["models"]:
+        assert record["inference_images_per_second"] > record["training_images_per_second"] > 0
+        assert record["training_peak_bytes"] > record["inference_peak_bytes"] > 0
+    assert content["setting"]["size"] == [33, 33]
+    assert {"command", "commit", "hardware", "versions"} <= content.keys()
+    assert "torchvision:fcn" in err
+
+
+def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
+    assert (
+        "model is 'torchvision:lraspp'; expected torchvision:fcn, torchvision:deeplabv3 or" in capsys.readouterr().err
+    )

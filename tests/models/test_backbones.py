@@ -1,0 +1,157 @@
+"""timm's networks at the strides asked for."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from caaseg.models.backbones import Backbone, OutputStride
+from caaseg.models.weights import load_backbone_weights
+
+LARGE = {
+    "resnet50": 2048,
+    "resnet101": 2048,
+    "xception65": 2048,
+    "tf_efficientnet_b5": 512,
+    "tf_efficientnet_b7": 640,
+}
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+@pytest.mark.parametrize("name", LARGE)
+def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride: OutputStride) -> None:
+    with torch.device("meta"):
+        backbone = Backbone(name, output_stride=stride, with_fine=True)
+        coarse, fine = backbone(torch.empty(1, 3, 513, 513))
+    cells = {8: 65, 16: 33}[stride]
+    assert coarse.shape == (1, LARGE[name], cells, cells)
+    assert backbone.coarse_channels == LARGE[name]
+    assert fine is not None
+    assert fine.shape == (1, backbone.fine_channels, 129, 129)
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: OutputStride) -> None:
+    with torch.device("meta"):
+        backbone = Backbone("resnet101", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True)
+        coarse, fine = backbone(torch.empty(1, 3, 513, 513))
+    net = backbone.net
+    assert [m.out_channels for m in net.conv1 if isinstance(m, nn.Conv2d)] == [64, 64, 128]
+    assert net.layer1[0].conv2.stride == (1, 1)
+    assert net.layer1[-1].conv2.stride == (2, 2)
+    assert net.layer2[-1].conv2.stride == ((2, 2) if stride == 16 else (1, 1))
+    assert net.layer3[-1].conv2.dilation == ((1, 1) if stride == 16 else (2, 2))
+    base = {16: 2, 8: 4}[stride]
+    assert [block.conv2.dilation[0] for block in net.layer4] == [base, 2 * base, 4 * base]
+    cells = {8: 65, 16: 33}[stride]
+    assert coarse.shape == (1, 2048, cells, cells)
+    assert fine is not None
+    assert fine.shape == (1, 256, 129, 129)
+
+
+def test_the_authors_variant_runs_and_learns() -> None:
+    backbone = Backbone("resnet18", output_stride=8, variant="authors")
+    coarse, fine = backbone(torch.randn(2, 3, 33, 41))
+    assert coarse.shape == (2, 512, 5, 6)
+    assert fine is None
+    coarse.sum().backward()
+    assert all(weight.grad is not None for weight in backbone.parameters())
+
+
+def test_multi_grid_multiplies_the_dilation_of_the_last_stage() -> None:
+    plain = Backbone("resnet50", output_stride=16)
+    gridded = Backbone("resnet50", output_stride=16, multi_grid=(1, 2, 4))
+    rates = [block.conv2.dilation[0] for block in plain.net.layer4]
+    assert [block.conv2.dilation[0] for block in gridded.net.layer4] == [rates[0], 2 * rates[1], 4 * rates[2]]
+    assert gridded(torch.randn(1, 3, 65, 65)).coarse.shape == (1, 2048, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "resnet5"}, "backbone 'resnet5' is not a timm model; did you mean resnet50"),
+        ({"name": "vgg11"}, "backbone vgg11 cannot give features of stride 16; strides it can give: 32"),
+        (
+            {"name": "swin_tiny_patch4_window7_224"},
+            "backbone swin_tiny_patch4_window7_224 cannot give features of stride 16; it gives none of 8, 16 and 32",
+        ),
+        (
+            {"name": "test_efficientnet", "multi_grid": (1, 2, 4)},
+            "backbone test_efficientnet is not a ResNet, but multi_grid is a change of ResNets; leave it out",
+        ),
+        (
+            {"name": "resnet18", "multi_grid": (1, 2, 4)},
+            "multi_grid has 3 factors, (1, 2, 4), but the last stage of resnet18 has 2 blocks; give one factor a block",
+        ),
+        (
+            {"name": "resnet18", "variant": "authors", "hub_weights": True},
+            "backbone resnet18: no ImageNet weights are published for the authors' variant",
+        ),
+    ],
+)
+def test_what_a_backbone_cannot_do_is_said_with_what_it_can(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Backbone(**options, output_stride=16)
+
+
+def test_an_unreachable_hub_becomes_one_message(tmp_path: Path) -> None:
+    code = (
+        "from caaseg.models.backbones import Backbone\n"
+        "try: Backbone('resnet18', output_stride=16, hub_weights=True)\n"
+        "except ValueError as error: print(error)"
+    )
+    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline)
+    assert result.stdout.startswith("backbone resnet18: its ImageNet weights could not be fetched from the hub (")
+    assert "go on without them (pretrained=False), or give a file you have (pretrained=PATH" in result.stdout
+    assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["resnet18", "test_efficientnet", "xception41"])
+@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
+def test_backbone_weights_come_from_a_file_with_or_without_classifier(name: str, ending: str, tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(1)
+    whole = timm.create_model(name)  # as published: with a classifier, in timm's naming (torchvision's for ResNets)
+    state = {key: value for key, value in whole.state_dict().items() if not key.endswith("num_batches_tracked")}
+    path = tmp_path / f"weights{ending}"
+    if ending == ".pth":
+        torch.save({"state_dict": state}, path)
+    else:
+        save_file(state, path)
+    backbone = Backbone(name, output_stride=16)
+    load_backbone_weights(backbone, path)
+    ours = backbone.net.state_dict()
+    compared = 0
+    for key, value in state.items():
+        mine = ours.get(key, ours.get(key.replace(".", "_", 1)))
+        if mine is not None:
+            assert torch.equal(mine, value), key
+            compared += 1
+    assert compared == sum(not key.endswith("num_batches_tracked") for key in ours)
+
+
+def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path) -> None:
+    backbone = Backbone("resnet18", output_stride=16)
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    state = dict(backbone.net.state_dict())
+    del state["layer1.0.conv1.weight"]
+    state["conv1.weight"] = torch.zeros(64, 1, 7, 7)
+    state["something.else"] = torch.zeros(3)
+    save_file(state, tmp_path / "w.safetensors")
+    expected = (
+        "w.safetensors: the weights do not fit the model; 1 missing: layer1.0.conv1.weight; "
+        "1 not in the model: something.else; "
+        "1 of another shape: conv1.weight (64, 1, 7, 7) instead of (64, 3, 7, 7)"
+    )
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        load_backbone_weights(backbone, tmp_path / "w.safetensors")
+    assert all(torch.equal(before[key], value) for key, value in backbone.state_dict().items())

@@ -1,0 +1,181 @@
+"""Every head on small backbones of every kind, with and without decoder and auxiliary branch."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+from torch.nn.functional import cross_entropy
+
+import caaseg
+from caaseg.attention import ChannelizedAxialAttention
+from caaseg.models import HEADS, ModelConfig
+from caaseg.models.heads import SqueezedAxialAttention
+
+BACKBONES = ["resnet18", "test_resnet", "test_efficientnet"]
+BRANCHES = {"danet": {"spatial", "channel"}, "axial_se": {"channel"}}
+SMALL: dict[str, Any] = {"num_classes": 5, "channels": 16, "key_channels": 4, "gate_width": 8}
+
+
+def build(head: str, backbone: str = "test_resnet", **options: Any) -> caaseg.Segmenter:
+    torch.manual_seed(0)
+    return caaseg.create_model(head, backbone=backbone, **{**SMALL, **options})
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(("decoder", "aux"), [(False, False), (True, False), (False, True), (True, True)])
+def test_every_model_predicts_and_learns(head: str, backbone: str, stride: int, decoder: bool, aux: bool) -> None:
+    model = build(head, backbone, output_stride=stride, decoder=decoder, aux=aux)
+    images, labels = torch.randn(2, 3, 41, 33), torch.randint(5, (2, 41, 33))
+    prediction = model(images)
+    outputs = {"logits": prediction.logits, **prediction.branches} | ({"aux": prediction.aux} if aux else {})
+    assert (prediction.aux is not None) == aux
+    assert prediction.branches.keys() == BRANCHES.get(head, set())
+    assert all(output.shape == (2, 5, 41, 33) for output in outputs.values())
+
+    sum(cross_entropy(output, labels) for output in outputs.values()).backward()  # type: ignore[union-attr]
+    without = [name for name, weight in model.named_parameters() if weight.grad is None]
+    assert without == []
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+
+    model.eval()
+    with torch.no_grad():
+        first, again = model(images), model(images)
+    assert type(first) is caaseg.Prediction
+    assert torch.equal(first.logits, again.logits)
+    assert (first.aux is not None) == aux
+    assert first.branches.keys() == prediction.branches.keys()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 3), (33, 65), (40, 24), (50, 51), (8, 200)])
+@pytest.mark.parametrize("head", HEADS)
+def test_any_input_size_works(head: str, size: tuple[int, int]) -> None:
+    model = build(head, decoder=True, aux=True).eval()
+    with torch.no_grad():
+        prediction = model(torch.randn(1, 3, *size))
+    assert prediction.logits.shape == (1, 5, *size)
+    assert prediction.logits.isfinite().all()
+
+
+def test_the_stop_gradient_branch_changes_nothing_else() -> None:
+    """Training axial_se with and without its branch's loss gives the same weights everywhere but in the branch."""
+    images, labels = torch.randn(2, 3, 33, 33), torch.randint(5, (2, 33, 33))
+
+    def gradients(with_branch: bool) -> dict[str, Tensor | None]:
+        model = build("axial_se")
+        torch.manual_seed(7)  # the same dropout
+        prediction = model(images)
+        loss = cross_entropy(prediction.logits, labels)
+        if with_branch:
+            loss = loss + cross_entropy(prediction.branches["channel"], labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return {name: weight.grad for name, weight in model.named_parameters()}
+
+    alone, both = gradients(False), gradients(True)
+    for name, gradient in both.items():
+        other = alone[name]
+        assert gradient is not None, name
+        if name.startswith("branch_classifiers."):
+            assert other is None
+            assert gradient.abs().sum() > 0
+        else:
+            assert other is not None
+            assert torch.equal(gradient, other), name
+
+
+def test_squeeze_and_excitation_can_come_second() -> None:
+    first, second = build("axial_se"), build("axial_se", se_first=False)
+    second.load_state_dict(first.state_dict())
+    block = second.head.block
+    assert isinstance(block, SqueezedAxialAttention)
+    features = torch.randn(2, 16, 5, 6)
+    block.eval()
+    output, branch = block(features)
+    torch.testing.assert_close(output, block.squeeze_excitation(block.axial(features)))
+    assert torch.equal(output, branch)
+    images = torch.randn(1, 3, 33, 33)
+    assert not torch.allclose(first.eval()(images).logits, second.eval()(images).logits)
+
+
+def test_danet_sums_what_its_branches_see() -> None:
+    model = build("danet").eval()
+    coarse, _ = model.backbone(torch.randn(1, 3, 33, 33))
+    fused, branches = model.head(coarse)
+    torch.testing.assert_close(fused, branches["spatial"] + branches["channel"])
+
+
+@pytest.mark.parametrize("head", ["caa", "danet"])
+def test_models_compile_as_one_graph(head: str) -> None:
+    torch.compiler.reset()
+    model = build(head).eval()
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in ((33, 41), (40, 24)):
+        images = torch.randn(2, 3, *size)
+        torch.testing.assert_close(compiled(images).logits, model(images).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("batch_open", [False, True])
+@pytest.mark.parametrize("head", ["caa", "danet"])
+def test_models_export_with_open_height_and_width(head: str, batch_open: bool) -> None:
+    model = build(head, "resnet18").eval()
+    free: dict[int, Any] = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    if batch_open:  # and named, with limits: two features or more each way
+        free = {0: Dim("n", max=64), 2: Dim("height", min=17, max=2048), 3: Dim("width", min=17, max=2048)}
+    batch = 2 if batch_open else 1
+    example = torch.randn(batch, 3, 65, 49)
+    exported = torch.export.export(model, (example,), dynamic_shapes=(free,), strict=False).module()
+    for size in ((33, 41), (40, 24), (65, 49), (100, 17)):
+        images = torch.randn(batch + batch_open, 3, *size)
+        torch.testing.assert_close(exported(images).logits, model(images).logits, atol=1e-5, rtol=1e-4)
+
+
+def test_gate_and_implementation_options_reach_the_block() -> None:
+    options: dict[str, Any] = {
+        "gate_layers": 3,
+        "gate_width": 9,
+        "gate_activation": "relu",
+        "implementation": "grouped",
+        "groups": 3,
+    }
+    model = build("caa", **options)
+    block = model.head.block
+    assert isinstance(block, ChannelizedAxialAttention)
+    assert block.column_gate is not None
+    assert len(block.column_gate.hidden) == 3
+    assert block.column_gate.last.in_features == 9
+    assert type(block.column_gate.activation).__name__ == "ReLU"
+    assert (block.implementation, block.groups) == ("grouped", 3)
+    default = build("caa", **{**options, "implementation": "auto"}).eval()
+    images = torch.randn(1, 3, 33, 33)
+    torch.testing.assert_close(model.eval()(images).logits, default(images).logits, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": "cca"}, "head is 'cca' (did you mean caa?); expected one of fcn, axial, axial_se, caa"),
+        ({"output_stride": 4}, "output_stride is 4; expected 8 or 16"),
+        ({"num_classes": 0}, "num_classes is 0; expected 1 or more"),
+        ({"channels": 0}, "channels is 0; expected 1 or more"),
+        ({"classes": ["a", "b"]}, "classes has 2 entries, but num_classes is 5"),
+        ({"palette": [(0, 0, 0)]}, "palette has 1 entries, but num_classes is 5"),
+        ({"resnet_variant": "mine"}, "resnet_variant is 'mine'; expected standard or authors"),
+        ({"gate_layer": 3}, "create_model has no option 'gate_layer'; did you mean gate_layers?"),
+        ({"backbone": "test_convnext", "decoder": True, "implementation": "fused"}, "implementation is 'fused', but"),
+    ],
+)
+def test_create_model_says_what_does_not_fit(options: dict[str, Any], message: str) -> None:
+    words = {"head": "caa", "backbone": "test_resnet", **SMALL, **options}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        caaseg.create_model(words.pop("head"), **words)
+
+
+def test_a_config_is_hashable_and_compares_by_content() -> None:
+    first, second = (build("caa", classes=list("abcde"), multi_grid=None).config for _ in range(2))
+    assert first == second
+    assert hash(first) == hash(second)
+    assert isinstance(first, ModelConfig)
