@@ -18,6 +18,7 @@ from caaseg.attention import (
     self_attention,
     squeeze_excitation,
 )
+from caaseg.attention.spatial import attend, attend_split
 from tests.attention.definition import axial_by_definition, spatial_by_definition
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("auto", "factorised", "grouped", "loop")
@@ -113,6 +114,12 @@ def test_self_attention_plain_and_channelized_equals_its_definition(
     plain, gated = self_attention(queries, keys, values), channelized_self_attention(queries, keys, values, gate)
     assert relative_error(plain, spatial_by_definition(queries, keys, values, None)) < 1e-10
     assert relative_error(gated, spatial_by_definition(queries, keys, values, gate)) < 1e-10
+
+
+@given(n=counts, heads=counts, d=counts, h=lengths, w=lengths, seed=seeds)
+def test_value_channels_taken_in_slices_give_the_same(n: int, heads: int, d: int, h: int, w: int, seed: int) -> None:
+    queries, keys, values = draw(seed, n, h * w, d), draw(seed + 1, n, h * w, d), draw(seed + 2, n, h * w, heads * d)
+    assert relative_error(attend_split(queries, keys, values), attend(queries, keys, values)) < 1e-10
 
 
 def test_the_other_attentions_pass_gradcheck() -> None:

@@ -96,17 +96,21 @@ def _factorised(
     y = gather(by_column, as_columns(values))  # (N, W, H, C)
     g_col = None if column_gate is None else ask(column_gate, y.sum(1) / (height * width), "column_gate")  # (N, H, C)
     r = gather(by_row, y.transpose(1, 2))  # (N, H, W, C)
-    if row_gate is None:
-        gated = r if g_col is None else r * g_col.unsqueeze(2)
-        return AxialMaps(from_rows(gated), by_column, by_row, g_col, None)
-    summed = r.sum(1) if g_col is None else _sum_gated_rows(r, g_col)  # (N, W, C)
-    g_row = ask(row_gate, summed / (height * width), "row_gate")  # (N, W, C)
-    gated = r * g_row.unsqueeze(1) if g_col is None else _apply_both_gates(r, g_col, g_row)
-    return AxialMaps(from_rows(gated), by_column, by_row, g_col, g_row)
+    g_row = None
+    if g_col is not None and row_gate is not None and torch.is_grad_enabled():
+        g_row = ask(row_gate, _sum_gated_rows(r, g_col) / (height * width), "row_gate")  # (N, W, C)
+        r = _apply_both_gates(r, g_col, g_row)
+    else:
+        if g_col is not None:
+            r = r * g_col.unsqueeze(2)
+        if row_gate is not None:
+            g_row = ask(row_gate, r.sum(1) / (height * width), "row_gate")  # (N, W, C)
+            r = r * g_row.unsqueeze(1)
+    return AxialMaps(from_rows(r), by_column, by_row, g_col, g_row)
 
 
-# Autograd would keep g_col * r beside r, and hold several maps at once on its way back: half as much training memory
-# again as plain axial attention takes. These two functions keep r alone and make one map at a time.
+# Left to itself, autograd keeps g_col * r beside r, and holds several maps at once on its way back: half as much
+# training memory again as plain axial attention takes. These two functions keep r alone and make one map at a time.
 
 
 def _sum_gated_rows(r: Tensor, g_col: Tensor) -> Tensor:

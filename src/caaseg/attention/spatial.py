@@ -5,6 +5,7 @@ Shapes: N batch, C value channels, D key channels, H rows, W columns.
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -64,9 +65,27 @@ def _gather_pixels(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate | N
     check_same_channels(queries=queries, keys=keys)
     with without_autocast(values.device.type):
         queries, keys = queries.to(values.dtype), keys.to(values.dtype)
-        q, k, v = (as_pixels(features).unsqueeze(1) for features in (queries, keys, values))  # (N, 1, HW, D or C)
-        gathered = scaled_dot_product_attention(q, k, v, scale=1.0).squeeze(1)  # (N, HW, C)
+        q, k, v = as_pixels(queries), as_pixels(keys), as_pixels(values)  # (N, HW, D), (N, HW, D), (N, HW, C)
+        # Fast GPU kernels ask for as many value as key channels, and for half precision.
+        split = values.is_cuda and values.dtype in (torch.float16, torch.bfloat16) and v.shape[2] % q.shape[2] == 0
+        gathered = attend_split(q, k, v) if split else attend(q, k, v)  # (N, HW, C)
     return from_pixels(_gated(gathered, gate)[0], *values.shape[2:])
+
+
+def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The attention itself, (N, Q, D), (N, K, D) and (N, K, C) -> (N, Q, C); its weights are not kept."""
+    return scaled_dot_product_attention(
+        queries.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1), scale=1.0
+    ).squeeze(1)
+
+
+def attend_split(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """The same, D value channels at a time, as if each slice were a head with the same queries and keys."""
+    channels = queries.shape[2]
+    heads = values.shape[2] // channels
+    q, k = (x.unsqueeze(1).expand(-1, heads, -1, -1) for x in (queries, keys))  # (N, C/D, HW, D)
+    v = values.view(*values.shape[:2], heads, channels).transpose(1, 2)  # (N, C/D, HW, D)
+    return scaled_dot_product_attention(q, k, v, scale=1.0).transpose(1, 2).flatten(2)
 
 
 def _gated(gathered: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor | None]:
