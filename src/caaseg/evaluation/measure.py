@@ -109,7 +109,8 @@ def _cuda_seconds(work: Callable[[], object], repeats: int) -> float:
         end.record()
         events.append((start, end))
     torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) / 1000 for start, end in events)
+    durations_s: list[float] = [start.elapsed_time(end) / 1000 for start, end in events]
+    return statistics.median(durations_s)
 
 
 def _peak_bytes(work: Callable[[], object], given: list[Tensor], device: torch.device) -> int:
