@@ -10,15 +10,13 @@ Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig(HeadOptions):
-    """All that is needed to build a model again."""
+class Architecture(HeadOptions):
+    """A network but for what the data decide."""
 
-    head: str
+    head: str = "caa"
     """fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet."""
-    backbone: str
+    backbone: str = "resnet50"
     """A timm model that supports features_only and output_stride."""
-    num_classes: int
-    """Number of classes."""
     output_stride: OutputStride = 16
     """How many pixels a feature of the head stands for: 8 or 16."""
     aux: bool = False
@@ -29,10 +27,6 @@ class ModelConfig(HeadOptions):
     """Dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4)."""
     resnet_variant: ResNetVariant = "standard"
     """The standard ResNet, or the authors' (deep stem, strides in the last blocks)."""
-    classes: tuple[str, ...] | None = None
-    """Names of the classes."""
-    palette: tuple[Colour, ...] | None = None
-    """Colours of the classes, RGB."""
 
     def __post_init__(self) -> None:
         if self.head not in HEADS:
@@ -43,9 +37,26 @@ class ModelConfig(HeadOptions):
             raise ValueError(f"output_stride is {self.output_stride}; expected 8 or 16")
         if self.resnet_variant not in ("standard", "authors"):
             raise ValueError(f"resnet_variant is {self.resnet_variant!r}; expected standard or authors")
-        for name in ("num_classes", "channels", "key_channels"):
+        for name in ("channels", "key_channels"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected 1 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(Architecture):
+    """All that is needed to build a model again."""
+
+    num_classes: int
+    """Number of classes."""
+    classes: tuple[str, ...] | None = None
+    """Names of the classes."""
+    palette: tuple[Colour, ...] | None = None
+    """Colours of the classes, RGB."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_classes < 1:
+            raise ValueError(f"num_classes is {self.num_classes}; expected 1 or more")
         for name in ("classes", "palette"):
             given = getattr(self, name)
             if given is not None and len(given) != self.num_classes:
