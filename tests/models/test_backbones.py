@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from caaseg.models.backbones import Backbone, OutputStride
+from caaseg.config import OutputStride
+from caaseg.models.backbones import Backbone
 from caaseg.models.weights import load_backbone_weights
 
 LARGE = {

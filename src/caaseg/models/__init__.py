@@ -1,6 +1,6 @@
 """Networks: backbones, heads, the decoder, and how they are joined, counted and saved."""
 
-from caaseg.models.config import ModelConfig
+from caaseg.config import ModelConfig
 from caaseg.models.heads import HEADS
 from caaseg.models.saving import load_model
 from caaseg.models.segmenter import Prediction, Segmenter, create_model

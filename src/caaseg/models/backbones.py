@@ -5,19 +5,17 @@ An output stride of 8 or 16 means that later stages are dilated instead of strid
 
 import difflib
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from caaseg.config import OutputStride, ResNetVariant
 from caaseg.torchvision_compat import declare_missing_operators
 
 declare_missing_operators()  # timm imports torchvision
 
 import timm  # noqa: E402
-
-OutputStride = Literal[8, 16]
-ResNetVariant = Literal["standard", "authors"]
 
 FINE_STRIDE = 4  # of the feature that the simple decoder reads
 

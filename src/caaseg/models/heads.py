@@ -4,21 +4,19 @@ All but FCN and DANet share the authors' frame and differ in the block alone, so
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor, cat, nn
 
 from caaseg.attention import (
-    Activation,
     ChannelAttention,
     ChannelizedAxialAttention,
-    Implementation,
     PositionAttention,
     SelfAttention,
     SqueezeExcitation,
 )
 from caaseg.attention.projection import projection
+from caaseg.config import Architecture
 
 DROPOUT = 0.1
 
@@ -28,28 +26,6 @@ class HeadFeatures(NamedTuple):
 
     fused: Tensor  # (N, C, H, W), the head's result
     branches: dict[str, Tensor]  # name -> (N, C', H, W), what the conflict study looks at
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeadOptions:
-    """What can be varied in a head; each head takes what concerns it."""
-
-    channels: int = 512
-    """Channels of the entry convolution, of the attention's values and of what follows."""
-    key_channels: int = 64
-    """Channels of queries and keys."""
-    gate_layers: int = 5
-    """Hidden layers of a channel gate."""
-    gate_width: int = 128
-    """Units of a hidden layer of a channel gate."""
-    gate_activation: Activation = "leaky_relu"
-    """Activation inside a channel gate: leaky_relu or relu."""
-    implementation: Implementation = "auto"
-    """How channelized axial attention is computed; all give the same numbers."""
-    groups: int = 16
-    """Number of slices of the implementation "grouped"."""
-    se_first: bool = True
-    """For axial_se: squeeze-and-excitation before the axial attention, or after it."""
 
 
 class FCNHead(nn.Module):
@@ -146,7 +122,7 @@ class DANetHead(nn.Module):
 Head = FCNHead | AttentionHead | DANetHead
 
 
-def _axial(in_channels: int, options: HeadOptions, *, channelize: bool) -> AttentionHead:
+def _axial(in_channels: int, options: Architecture, *, channelize: bool) -> AttentionHead:
     block = ChannelizedAxialAttention(
         options.channels,
         key_channels=options.key_channels,
@@ -161,7 +137,7 @@ def _axial(in_channels: int, options: HeadOptions, *, channelize: bool) -> Atten
     return AttentionHead(in_channels, block, channels=options.channels)
 
 
-def _self_attention(in_channels: int, options: HeadOptions, *, channelize: bool) -> AttentionHead:
+def _self_attention(in_channels: int, options: Architecture, *, channelize: bool) -> AttentionHead:
     block = SelfAttention(
         options.channels,
         key_channels=options.key_channels,
@@ -174,12 +150,12 @@ def _self_attention(in_channels: int, options: HeadOptions, *, channelize: bool)
     return AttentionHead(in_channels, block, channels=options.channels)
 
 
-def _axial_se(in_channels: int, options: HeadOptions) -> AttentionHead:
+def _axial_se(in_channels: int, options: Architecture) -> AttentionHead:
     block = SqueezedAxialAttention(options.channels, key_channels=options.key_channels, se_first=options.se_first)
     return AttentionHead(in_channels, block, channels=options.channels)
 
 
-HEADS: dict[str, Callable[[int, HeadOptions], Head]] = {
+HEADS: dict[str, Callable[[int, Architecture], Head]] = {
     "fcn": lambda in_channels, options: FCNHead(in_channels, channels=options.channels),
     "axial": lambda in_channels, options: _axial(in_channels, options, channelize=False),
     "axial_se": _axial_se,

@@ -13,8 +13,8 @@ from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from caaseg.config import ModelConfig
 from caaseg.files import written_whole
-from caaseg.models.config import ModelConfig
 from caaseg.models.weights import load_exactly, read_tensors
 
 if TYPE_CHECKING:

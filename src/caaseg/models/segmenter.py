@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from caaseg.attention.projection import projection
-from caaseg.models.backbones import Backbone, OutputStride
-from caaseg.models.config import ModelConfig
+from caaseg.config import ModelConfig, OutputStride
+from caaseg.models.backbones import Backbone
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import DROPOUT, HEADS
 from caaseg.models.resize import resize
