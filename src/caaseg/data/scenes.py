@@ -59,7 +59,16 @@ class Layout(NamedTuple):
 class Scenes:
     """The embedded dataset: eight classes, any number of scenes, none shared between splits or seeds."""
 
-    classes = ("meadow", "water", "sand", "lamp", "amber house", "teal house", "violet house", "rose house")
+    classes: tuple[str, ...] = (
+        "meadow",
+        "water",
+        "sand",
+        "lamp",
+        "amber house",
+        "teal house",
+        "violet house",
+        "rose house",
+    )
     palette: tuple[Colour, ...] = (
         (124, 168, 92),
         (74, 120, 186),
