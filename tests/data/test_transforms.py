@@ -29,12 +29,17 @@ def noise(height: int, width: int, seed: int) -> Sample:
     return Sample(image.permute(2, 0, 1), label, "noise")
 
 
-def landing(length: int, crop: int, scale: int, place: float) -> tuple[int, int, int]:
-    """Where the crop starts on the source, where the source starts on the crop, how many pixels of the crop show it."""
+def landing(length: int, crop: int, scale: int, place: float) -> tuple[int, int, int, float]:
+    """Where the crop starts on the source, where the source starts on the crop, how many pixels show it, the scale.
+
+    Where scaling adds less than a pixel to what is read of an axis, the axis stays as it is.
+    """
     scaled = floor(length * scale / UNIT)
+    window = length if scaled <= crop else int(np.ceil(crop * UNIT / scale))
+    exact = 1.0 if floor(window * scale / UNIT) == window else scale / UNIT
     if scaled <= crop:
-        return 0, floor(place * (crop - scaled + 1)), scaled
-    return floor(place * (length - np.ceil(crop * UNIT / scale) + 1)), 0, crop
+        return 0, floor(place * (crop - scaled + 1)), scaled, exact
+    return floor(place * (length - window + 1)), 0, crop, exact
 
 
 def filtering(length: int, start: int, out: int, scale: float) -> NDArray[np.float64]:
@@ -59,14 +64,14 @@ def test_a_view_is_the_scaled_image_cropped(
     assert name == "noise"
 
     scale = max(scale, int(np.ceil(UNIT / min(height, width))))  # an image never vanishes
-    (top, above, rows), (left, beside, columns) = (
+    (top, above, rows, down_scale), (left, beside, columns, right_scale) = (
         landing(length, size, scale, place)
         for length, size, place in ((height, crop[0], down), (width, crop[1], right))
     )
     shown = (slice(above, above + rows), slice(beside, beside + columns))
 
-    vertical = filtering(height, top, rows, scale / UNIT)
-    horizontal = filtering(width, left, columns, scale / UNIT)
+    vertical = filtering(height, top, rows, down_scale)
+    horizontal = filtering(width, left, columns, right_scale)
     expected = vertical @ sample.image.numpy().astype(np.float64) @ horizontal.T  # (3, rows, columns)
     difference = abs(image.numpy()[:, shown[0], shown[1]] - expected)
     inner = (slice(top > 0, rows - (rows == crop[0])), slice(left > 0, columns - (columns == crop[1])))
@@ -74,7 +79,7 @@ def test_a_view_is_the_scaled_image_cropped(
 
     for i in range(rows):
         for j in range(columns):
-            source = sample.label[floor(top + (i + 0.5) * UNIT / scale), floor(left + (j + 0.5) * UNIT / scale)]
+            source = sample.label[floor(top + (i + 0.5) / down_scale), floor(left + (j + 0.5) / right_scale)]
             assert label[above + i, beside + j] == source
 
     beyond = torch.ones(crop, dtype=torch.bool)

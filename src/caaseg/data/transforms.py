@@ -165,6 +165,8 @@ def _span(length: int, crop: int, scale: int, place: float) -> Span:
         window = -(-crop * UNIT // scale)  # pixels of the source that the crop shows, the last of them perhaps in part
         start = int(place * (length - window + 1))
         source, target = slice(start, start + window), slice(0, crop)
+    if (source.stop - source.start) * scale // UNIT == source.stop - source.start:
+        scale = UNIT  # less than a pixel more: interpolate leaves such an axis as it is, and so must the label be
     middles = 2 * np.arange(target.stop - target.start) + 1  # twice the middle of each pixel of the target
     return Span(source, target, source.start + middles * UNIT // (2 * scale))
 
