@@ -123,9 +123,60 @@ def benchmark_attention(
     return 1 if disagreeing else 0
 
 
+def benchmark_loader(
+    root: Path | None = None,
+    crop: str = "352x480",
+    batch_size: int = 16,
+    rounds: int = 9,
+    steps: int = 12,
+    json: str | None = None,
+) -> int:
+    """Images a second of the training loader beside torchvision's reference pipeline, on the same files and one core.
+
+    Args:
+        root: folder of CamVid; without it, drawn scenes are written to a temporary folder in its size and layout.
+        crop: height x width of the samples.
+        batch_size: samples in a batch.
+        rounds: how often each pipeline has its turn; the median counts.
+        steps: batches in a turn.
+        json: file for the numbers; - is standard output.
+    """
+    from contextlib import ExitStack
+    from tempfile import TemporaryDirectory
+
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from caaseg.evaluation import loader_benchmark as benchmark
+    from caaseg.evaluation.measure import provenance
+    from caaseg.reports.tables import loader_table
+
+    for name, number in (("--batch-size", batch_size), ("--rounds", rounds), ("--steps", steps)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; expected 1 or more")
+    console = _console(json)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with ExitStack() as stack:
+        if root is None:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            benchmark.write_scenes(folder, number=64)
+        else:
+            folder = root
+        workload = benchmark.Workload(root=folder, crop=_area(crop, "--crop"), batch_size=batch_size, steps=steps)
+        bar = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal, transient=True))
+        task = bar.add_task("measuring", total=rounds * len(get_args(benchmark.Pipeline)))
+        speeds = benchmark.run(workload, rounds, progress=lambda: bar.advance(task))
+        content = benchmark.as_json(workload, speeds)
+    console.print(loader_table(speeds))
+    console.print(f"caaseg is {benchmark.speedup(speeds):.3g} times as fast as the faster reference", highlight=False)
+    if json is not None:
+        data = "scenes, drawn" if root is None else "CamVid, train"
+        _write_json({**provenance(_device("cpu"), _arguments()), "data": data, **content}, json, console)
+    return 0
+
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
-    "benchmark": {"attention": benchmark_attention},
+    "benchmark": {"attention": benchmark_attention, "loader": benchmark_loader},
 }
 GROUP_HELP = {"benchmark": "Measure speed and memory."}
 
@@ -238,6 +289,14 @@ def _size(word: str) -> tuple[int, int, int]:
         raise ValueError(f"--sizes has {word!r}; expected batch x height x width, such as 16x65x65")
     batch, height, width = (_whole(part, "--sizes") for part in parts)
     return batch, height, width
+
+
+def _area(word: str, option: str) -> tuple[int, int]:
+    parts = word.lower().split("x")
+    if len(parts) != 2:
+        raise ValueError(f"{option} is {word!r}; expected height x width, such as 352x480")
+    height, width = (_whole(part, option) for part in parts)
+    return height, width
 
 
 def _chosen(text: str, known: Sequence[Any], option: str) -> list[Any]:
