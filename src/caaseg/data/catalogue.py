@@ -187,8 +187,8 @@ DATASETS: dict[str, Entry] = {
     "folder": Entry(
         title="your own images and masks",
         open=folder.Folder,
-        image_size="any",
-        how="put images into images/ and masks of the same names into masks/, see caaseg.data.folder",
+        image_size="any size",
+        how="put images into images/, masks of the same names into masks/, and say in classes.yaml what they hold",
     ),
 }
 

@@ -19,14 +19,12 @@ def catalogue_table(entries: Mapping[str, Entry]) -> Table:
     """A line a dataset: classes, official splits, sizes, and how to get it."""
     table = Table(show_lines=True, caption=f"{UNVERIFIED}.", caption_justify="left")
     table.add_column("name", no_wrap=True)
-    table.add_column("classes", justify="right", no_wrap=True)
-    table.add_column("images", no_wrap=True)
-    table.add_column("size")
-    table.add_column("what, and how to get it")
+    table.add_column("contents", no_wrap=True)
+    table.add_column("what it is, and how to get it")
     for name, entry in entries.items():
-        counts = "\n".join(f"{split} {count}" for split, count in entry.counts.items())
-        what = f"{entry.title}: {entry.how}"
-        table.add_row(name, str(len(entry.classes) or "any"), counts or "any", entry.image_size, what)
+        contents = [f"{len(entry.classes) or 'any'} classes", entry.image_size]
+        contents += [f"{split} {count}" for split, count in entry.counts.items()]
+        table.add_row(name, "\n".join(contents), f"{entry.title}\n{entry.how}")
     return table
 
 
