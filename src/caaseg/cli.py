@@ -3,7 +3,8 @@
 import json as json_format
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -174,11 +175,69 @@ def benchmark_loader(
     return 0
 
 
+def data_list() -> int:
+    """What datasets there are: classes, sizes, splits and how to get each."""
+    from rich.console import Console
+
+    from caaseg.data.catalogue import DATASETS
+    from caaseg.reports.datasets import catalogue_table
+
+    Console().print(catalogue_table(DATASETS))
+    return 0
+
+
+def data_prepare(name: str, *, root: Path, addresses: str = "") -> int:
+    """Fetch, verify, unpack and convert a dataset. What is there already is used; an interrupted run is repeated.
+
+    Args:
+        name: a name of caaseg data list.
+        root: folder for the dataset.
+        addresses: where to fetch files from instead, FILE=ADDRESS, comma-separated; the shipped ones are not verified.
+    """
+    from rich.console import Console
+
+    from caaseg.data.prepare import prepare
+
+    console = Console()
+    with _reporting(console) as report:
+        prepare(name, root, addresses=_addresses(addresses), report=report)
+    console.print(f"prepared: {root}; see caaseg data check {name} --root {root}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def data_check(name: str, *, root: Path, json: str | None = None) -> int:
+    """Read every image and label: missing partners, damage, sizes, values, official counts, pixels of each class.
+
+    Exit code 2 if anything is wrong.
+
+    Args:
+        name: a name of caaseg data list.
+        root: folder of the dataset.
+        json: file for what was found; - is standard output.
+    """
+    from caaseg.data.check import check
+    from caaseg.reports.datasets import findings_as_json, findings_tables
+
+    console = _console(json)
+    with _reporting(console) as report:
+        findings = check(name, root, report)
+    for table in findings_tables(findings):
+        console.print(table)
+    for fault in findings.faults:
+        console.print(f"{fault.split}: {fault.problem}", style="red", soft_wrap=True, highlight=False, markup=False)
+    number = len(findings.faults)
+    console.print("no fault" if number == 0 else f"{number} fault{'s' * (number > 1)}", highlight=False)
+    if json is not None:
+        _write_json(findings_as_json(findings), json, console)
+    return 2 if findings.faults else 0
+
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
+    "data": {"list": data_list, "prepare": data_prepare, "check": data_check},
     "benchmark": {"attention": benchmark_attention, "loader": benchmark_loader},
 }
-GROUP_HELP = {"benchmark": "Measure speed and memory."}
+GROUP_HELP = {"data": "Get, convert and check datasets.", "benchmark": "Measure speed and memory."}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -218,7 +277,7 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any]) -> None:
         if isinstance(command, dict):
             _add_commands(child, command)
         else:
-            child.add_function_arguments(command, as_group=False)
+            child.add_function_arguments(command, as_group=False, as_positional=True)  # keyword-only ones are options
             _spell_with_dashes(child)
 
 
@@ -268,6 +327,33 @@ def _write_json(content: dict[str, Any], target: str, console: "Console") -> Non
     with written_whole(Path(target)) as aside:
         aside.write_text(text)
     console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
+
+
+@contextmanager
+def _reporting(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
+    """What long work tells of its steps, as bars with the time left, on a terminal only."""
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+
+        def report(step: str, done: int, total: int | None) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step)
+            bar.update(tasks[step], completed=done, total=total)
+
+        yield report
+
+
+def _addresses(text: str) -> dict[str, str]:
+    addresses = {}
+    for word in (word.strip() for word in text.split(",") if word.strip()):
+        file, equals, address = word.partition("=")
+        if not equals or not file or not address:
+            raise ValueError(f"--addresses has {word!r}; expected FILE=ADDRESS")
+        addresses[file] = address
+    return addresses
 
 
 def _words(text: str, option: str) -> list[str]:

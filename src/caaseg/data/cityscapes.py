@@ -14,7 +14,7 @@ from PIL import Image
 
 from caaseg.data.labels import LabelTable, shipped_classes
 from caaseg.data.pairs import Pair, PairDataset, check_split
-from caaseg.data.sample import IGNORE
+from caaseg.data.sample import IGNORE, BadFileError
 from caaseg.files import written_whole
 
 CLASSES = shipped_classes("cityscapes")
@@ -32,7 +32,7 @@ class Cityscapes(PairDataset):
         check_split("cityscapes", split, self.splits)
         images, labels = root / "leftImg8bit" / split, root / "gtFine" / split
         if not images.is_dir():
-            raise ValueError(
+            raise BadFileError(
                 f"{images}: no such folder; expected the images of Cityscapes, a folder a city; "
                 "run caaseg data prepare cityscapes, or point --root at the dataset"
             )

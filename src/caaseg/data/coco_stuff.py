@@ -68,7 +68,7 @@ class CocoStuff164K(PairDataset):
         check_split("coco_stuff_164k", split, self.splits)
         images, labels = root / "images" / f"{split}2017", root / "annotations" / f"{split}2017"
         if not images.is_dir():
-            raise ValueError(
+            raise BadFileError(
                 f"{images}: no such folder; expected the images of COCO 2017; "
                 "run caaseg data prepare coco_stuff_164k, or point --root at the dataset"
             )

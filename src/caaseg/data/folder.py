@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,16 @@ def look(root: Path) -> Meaning:
 
     Only 0 and 255 are a black and white mask: two classes, never "a class and ignore".
     """
-    masks = list(_found(root / "masks", MASK_SUFFIXES).values())
+    masks = _found(root / "masks", MASK_SUFFIXES).values()
+    return _look(root, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in masks))
+
+
+@lru_cache(maxsize=4)
+def _look(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> Meaning:
+    """Times and sizes come along so that every split of a folder is answered by one look, until a mask changes."""
     found: set[int] = set()
     with ThreadPoolExecutor() as pool:
-        for values in pool.map(_values, masks):
+        for values in pool.map(_values, (path for path, _, _ in masks)):
             found |= values
     how = f"write {root / CLASSES_FILE} to name the classes or to say otherwise"
     if found == {0, 255}:
@@ -174,12 +181,6 @@ def look(root: Path) -> Meaning:
     listed = ", ".join(map(str, classes))
     log.warning("%s: found %d classes by looking, values %s; %s; %s", root, len(classes), listed, ignored, how)
     return Meaning({str(value): value for value in classes}, (IGNORE,) if IGNORE in found else ())
-
-
-def meaning_text(meaning: Meaning) -> str:
-    """The text of a classes.yaml that says so."""
-    content: dict[str, Any] = {"classes": meaning.classes, "ignore": list(meaning.ignore)}
-    return yaml.safe_dump(content, sort_keys=False)
 
 
 def _values(path: Path) -> set[int]:
