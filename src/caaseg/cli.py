@@ -84,8 +84,8 @@ def benchmark_attention(
     for name, number in (("--channels", channels), ("--key-channels", key_channels)):
         if number < 1:
             raise ValueError(f"{name} is {number}; expected 1 or more")
-    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--figure is {str(figure)!r}; expected a name that ends in .png, .svg or .pdf")
+    if figure is not None:
+        _check_figure(figure, "--figure")
     combinations = benchmark.cases(
         [_size(word) for word in _words(sizes, "--sizes")],
         _chosen(dtypes, get_args(Dtype), "--dtypes"),
@@ -232,12 +232,40 @@ def data_check(name: str, *, root: Path, json: str | None = None) -> int:
     return 2 if findings.faults else 0
 
 
+def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "train", samples: int = 8) -> int:
+    """Draw a sheet of samples with their labels laid over them and a legend.
+
+    Args:
+        name: a name of caaseg data list.
+        out: file for the sheet (.png, .svg or .pdf).
+        root: folder of the dataset; scenes need none.
+        split: train, val or test, as the dataset has them.
+        samples: how many, spread evenly over the split.
+    """
+    from rich.console import Console
+
+    from caaseg.data.catalogue import find, open_dataset
+    from caaseg.reports.draw import save
+    from caaseg.reports.sheet import draw_sheet
+
+    _check_figure(out, "--out")
+    if samples < 1:
+        raise ValueError(f"--samples is {samples}; expected 1 or more")
+    dataset = open_dataset(name, root, split)
+    shown = min(samples, len(dataset))
+    drawn = [dataset[k * len(dataset) // shown] for k in range(shown)]
+    title = f"{find(name).title}: {shown} of the {len(dataset)} images of {split}"
+    save(draw_sheet(drawn, dataset.classes, dataset.palette, title), out)
+    Console().print(f"sheet: {out}", soft_wrap=True, highlight=False)
+    return 0
+
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
-    "data": {"list": data_list, "prepare": data_prepare, "check": data_check},
+    "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
     "benchmark": {"attention": benchmark_attention, "loader": benchmark_loader},
 }
-GROUP_HELP = {"data": "Get, convert and check datasets.", "benchmark": "Measure speed and memory."}
+GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Measure speed and memory."}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -354,6 +382,11 @@ def _addresses(text: str) -> dict[str, str]:
             raise ValueError(f"--addresses has {word!r}; expected FILE=ADDRESS")
         addresses[file] = address
     return addresses
+
+
+def _check_figure(path: Path, option: str) -> None:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{option} is {str(path)!r}; expected a name that ends in .png, .svg or .pdf")
 
 
 def _words(text: str, option: str) -> list[str]:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from caaseg.data import camvid, cityscapes, coco_stuff, folder, pascal_context
+from caaseg.data import camvid, cityscapes, coco_stuff, folder, pascal_context, scenes
 from caaseg.data.convert import Conversion
 from caaseg.data.labels import distinct_colours
 from caaseg.data.pairs import PairDataset
@@ -40,6 +40,8 @@ class Entry:
     title: str
     open: Callable[..., SegmentationDataset]
     """Takes the root and the split."""
+    has_files: bool = True
+    """Without any it needs no root."""
     classes: tuple[str, ...] = ()
     """Empty: the data say."""
     palette: tuple[Colour, ...] = ()
@@ -184,6 +186,16 @@ DATASETS: dict[str, Entry] = {
             ),
         ),
     ),
+    "scenes": Entry(
+        title="drawn scenes, whose small houses can be told only from far along their row or column",
+        open=lambda root, split, **options: scenes.Scenes(split, **options),
+        has_files=False,
+        classes=scenes.Scenes.classes,
+        palette=scenes.Scenes.palette,
+        counts=scenes.LENGTHS,
+        image_size="128 x 128",
+        how="nothing to get, and no root: drawn as needed",
+    ),
     "folder": Entry(
         title="your own images and masks",
         open=folder.Folder,
@@ -205,16 +217,19 @@ def splits(name: str, root: Path) -> tuple[str, ...]:
     return tuple(find(name).counts) or folder.splits_in(root)
 
 
-def open_dataset(name: str, root: Path, split: str, **options: Any) -> SegmentationDataset:
+def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> SegmentationDataset:
     """A split of a dataset, all of whose files are there.
 
     Args:
         name: a name of the catalogue.
-        root: where its files are.
+        root: where its files are; None where it has none.
         split: train, val or test, as the dataset has them.
         options: what the dataset's own class takes further.
     """
-    dataset = find(name).open(root, split, **options)
+    entry = find(name)
+    if root is None and entry.has_files:
+        raise ValueError(f"{name} needs the folder that its files are in; give it as --root")
+    dataset = entry.open(root, split, **options)
     if len(dataset) == 0:
         raise BadFileError(f"{root}: no images in split {split} of {name}; expected some; see caaseg data list")
     if isinstance(dataset, PairDataset) and (absent := dataset.missing()):

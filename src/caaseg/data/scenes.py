@@ -26,7 +26,7 @@ ROUND, SQUARE, DIAMOND = range(3)
 SMALLEST = 64
 """Pixels a side: below, houses and lamps are no longer shapes."""
 
-LENGTHS: dict[Split, int] = {"train": 2000, "val": 200, "test": 200}
+LENGTHS: dict[str, int] = {"train": 2000, "val": 200, "test": 200}
 
 
 class Clutter(NamedTuple):
