@@ -27,6 +27,8 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["--help"], 0),
         (["benchmark", "--help"], 0),
         (["benchmark", "attention", "--help"], 0),
+        (["benchmark", "loader", "--help"], 0),
+        (["data", "show", "--help"], 0),
         (["benchmark", "attention", "--devise", "cpu"], 2),
         (["nothing"], 2),
         ([], 2),

@@ -154,6 +154,7 @@ def benchmark_loader(
     for name, number in (("--batch-size", batch_size), ("--rounds", rounds), ("--steps", steps)):
         if number < 1:
             raise ValueError(f"{name} is {number}; expected 1 or more")
+    crop_size = _area(crop, "--crop")
     console = _console(json)
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
@@ -162,7 +163,7 @@ def benchmark_loader(
             benchmark.write_scenes(folder, number=64)
         else:
             folder = root
-        workload = benchmark.Workload(root=folder, crop=_area(crop, "--crop"), batch_size=batch_size, steps=steps)
+        workload = benchmark.Workload(root=folder, crop=crop_size, batch_size=batch_size, steps=steps)
         bar = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal, transient=True))
         task = bar.add_task("measuring", total=rounds * len(get_args(benchmark.Pipeline)))
         speeds = benchmark.run(workload, rounds, progress=lambda: bar.advance(task))

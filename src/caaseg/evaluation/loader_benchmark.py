@@ -8,7 +8,6 @@ the same distribution of random scale (0.5 to 2), crop and flip. The reference i
 import os
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -106,7 +105,7 @@ class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
         with Image.open(self.pairs[0][0]) as first:
             shorter = min(first.size)  # the reference scales to sizes, so all images must be of one
         image_type = tv_tensors.Image if backend == "tensor" else Tensor
-        fill = defaultdict(lambda: GREY, {tv_tensors.Mask: IGNORE})
+        fill = {tv_tensors.Mask: IGNORE, "others": GREY}
         self.transform = v2.Compose(
             [
                 *([v2.ToImage()] if backend == "tensor" else []),
