@@ -146,6 +146,17 @@ def test_the_command_writes_its_file_and_says_where(tmp_path: Path, capsys: pyte
     assert f"numbers: {target}" in capsys.readouterr().out
 
 
+def test_a_terminal_gets_a_bar(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.camvid(tmp_path)
+    main(["data", "check", "camvid", "--root", str(tmp_path)])
+    assert "checking camvid" not in capsys.readouterr().out
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    main(["data", "check", "camvid", "--root", str(tmp_path)])
+    assert "checking camvid" in capsys.readouterr().out
+
+
 def test_a_root_that_is_not_there_is_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, found, _ = checked(capsys, "camvid", "--root", str(tmp_path / "none"))
     assert code == 2

@@ -48,7 +48,11 @@ def made(root: Path, name: str, members: dict[str, bytes]) -> Path:
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
 def test_wanted_folders_come_to_their_places_and_nothing_else(tmp_path: Path, name: str) -> None:
-    unpack(made(tmp_path, name, GOOD), places(tmp_path), quiet)
+    steps: list[tuple[str, int, int | None]] = []
+    archive = made(tmp_path, name, GOOD)
+    unpack(archive, places(tmp_path), lambda *step: steps.append(step))
+    assert len(steps) == 3
+    assert all(step == f"unpacking {name}" and total == archive.stat().st_size >= done for step, done, total in steps)
     assert (tmp_path / "new" / "top" / "images" / "a.jpg").read_bytes() == b"a" * 5000
     assert (tmp_path / "new" / "top" / "images" / "deep" / "b.jpg").read_bytes() == b"b"
     assert (tmp_path / "new" / "top" / "list.txt").read_bytes() == b"a\nb\n"
