@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from scipy.io import savemat
 
 from caaseg.data.coco_stuff import CocoStuff10K, CocoStuff164K, conversion_10k
 from caaseg.data.convert import convert
@@ -74,9 +72,5 @@ def test_damaged_matlab_files_are_named(tmp_path: Path) -> None:
     for content in (b"", b"nothing of the kind", whole[: len(whole) // 2], b"\0" * 200, whole[:128]):
         path.write_bytes(content)
         with pytest.raises(BadFileError, match=r"000000000030\.mat: (cannot be read as a MATLAB file|no matrix 'S')"):
-            prepared_10k(tmp_path)
-    for wrong in (np.ones((2, 2)), np.ones((2, 2, 2), dtype=np.uint8), "text"):
-        savemat(path, {"S": wrong})
-        with pytest.raises(BadFileError, match=r"000000000030\.mat: 'S' is no matrix of whole numbers"):
             prepared_10k(tmp_path)
     assert not (tmp_path / "labels").exists()

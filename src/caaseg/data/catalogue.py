@@ -47,6 +47,8 @@ class Entry:
     palette: tuple[Colour, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """The official number of images in each split."""
+    splits: Callable[[Path], tuple[str, ...]] | None = None
+    """Where the root decides what splits there are; otherwise they are those of the counts."""
     image_size: str
     """Width x height."""
     how: str
@@ -58,7 +60,7 @@ class Entry:
 
 VOC2010 = Archive(
     file="VOCtrainval_03-May-2010.tar",
-    holds={str(path): str(path) for path in (pascal_context.IMAGES, pascal_context.MAT_LISTS)},
+    holds={path.as_posix(): path.as_posix() for path in (pascal_context.IMAGES, pascal_context.MAT_LISTS)},
     address="http://host.robots.ox.ac.uk/pascal/VOC/voc2010/VOCtrainval_03-May-2010.tar",
     sha1="bf9985e9f2b064752bf6bd654d89f017c76c395a",
 )
@@ -199,6 +201,7 @@ DATASETS: dict[str, Entry] = {
     "folder": Entry(
         title="your own images and masks",
         open=folder.Folder,
+        splits=folder.splits_in,
         image_size="any size",
         how="put images into images/, masks of the same names into masks/, and say in classes.yaml what they hold",
     ),
@@ -214,7 +217,8 @@ def find(name: str) -> Entry:
 
 def splits(name: str, root: Path) -> tuple[str, ...]:
     """The splits of a dataset; a folder's depend on what is in it."""
-    return tuple(find(name).counts) or folder.splits_in(root)
+    entry = find(name)
+    return entry.splits(root) if entry.splits else tuple(entry.counts)
 
 
 def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> SegmentationDataset:

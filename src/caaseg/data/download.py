@@ -48,9 +48,10 @@ def download(address: str, target: Path, *, sha1: str | None, report: Report) ->
         check_sha1(part, sha1, report)
     except BadFileError:
         part.unlink()
+        _tag_of(part).unlink(missing_ok=True)
         raise
-    part.replace(target)
     _tag_of(part).unlink(missing_ok=True)
+    part.replace(target)  # last: nothing is left beside a file that has its name
 
 
 def check_sha1(path: Path, expected: str | None, report: Report) -> None:
@@ -65,7 +66,8 @@ def check_sha1(path: Path, expected: str | None, report: Report) -> None:
             report(f"verifying {path.name}", done, total)
     if digest.hexdigest() != expected:
         raise BadFileError(
-            f"{path}: its SHA-1 is {digest.hexdigest()}; expected {expected}; remove it and fetch it again"
+            f"{path}: its SHA-1 is {digest.hexdigest()}; expected {expected}; "
+            "it is damaged or of another version: fetch it again"
         )
 
 

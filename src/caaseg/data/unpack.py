@@ -44,7 +44,7 @@ def unpack(archive: Path, wanted: Mapping[str, Path], report: Report) -> None:
     Args:
         archive: a .zip, .tar or compressed .tar file.
         wanted: for each folder, or file, inside the archive its place outside; none of the places may exist.
-        report: told the number of files done.
+        report: told how far into the archive it is, in bytes.
     """
     aside = archive.with_name(f".{archive.name}.part")
     shutil.rmtree(aside, ignore_errors=True)  # an interrupted run's
@@ -62,20 +62,22 @@ def unpack(archive: Path, wanted: Mapping[str, Path], report: Report) -> None:
 
 
 def _extract(archive: Path, wanted: tuple[str, ...], folder: Path, report: Report) -> None:
+    size = archive.stat().st_size
     try:
-        for done, member in enumerate(_members(archive), start=1):
-            _refuse(member, archive)
-            path = PurePosixPath(member.name)
-            if not any(path.is_relative_to(inside) for inside in wanted):
-                continue
-            target = folder / path
-            if member.open is None:
-                target.mkdir(parents=True, exist_ok=True)
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with member.open() as source, open(target, "wb") as file:
-                shutil.copyfileobj(source, file, 1 << 20)
-            report(f"unpacking {archive.name}", done, None)
+        with open(archive, "rb") as opened:
+            for member in _members(opened):
+                _refuse(member, archive)
+                path = PurePosixPath(member.name)
+                if not any(path.is_relative_to(inside) for inside in wanted):
+                    continue
+                target = folder / path
+                if member.open is None:
+                    target.mkdir(parents=True, exist_ok=True)
+                    continue
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with member.open() as source, open(target, "wb") as file:
+                    shutil.copyfileobj(source, file, 1 << 20)
+                report(f"unpacking {archive.name}", opened.tell(), size)
     except BadFileError:
         raise
     except DAMAGE as error:
@@ -84,7 +86,7 @@ def _extract(archive: Path, wanted: tuple[str, ...], folder: Path, report: Repor
         ) from error
 
 
-def _members(archive: Path) -> Iterator[Member]:
+def _members(archive: IO[bytes]) -> Iterator[Member]:
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as opened:
             for info in opened.infolist():
@@ -92,7 +94,8 @@ def _members(archive: Path) -> Iterator[Member]:
                 plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
                 yield Member(info.filename, plain, None if info.is_dir() else partial(opened.open, info))
         return
-    with tarfile.open(archive) as tar:
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as tar:
         for entry in tar:
             plain = entry.isfile() or entry.isdir()
             yield Member(entry.name, plain, None if entry.isdir() else partial(_opened, tar, entry))
