@@ -1,6 +1,7 @@
 """Loaders: the same samples whatever reads them, every sample when it counts, and bad files named."""
 
 import logging
+import multiprocessing
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -86,6 +87,19 @@ def test_batches_are_uint8_of_the_crop(expected: list[Batch]) -> None:
 @pytest.mark.parametrize("workers", [0, 1, 4])
 def test_samples_are_the_same_with_any_number_of_workers(workers: int, expected: list[Batch]) -> None:
     assert_same(first(training(seed=5, workers=workers), 9), expected)
+
+
+@pytest.mark.slow
+def test_samples_are_the_same_from_workers_that_start_afresh(expected: list[Batch]) -> None:
+    # Such workers, the only ones on some systems, get everything through pickle, the shared memory too.
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert_same(first(training(seed=5, workers=2), 9), expected)
+        whole = Scenes("val", length=3, size=(64, 64))
+        assert_same(list(EvaluationLoader(whole, workers=1)), list(EvaluationLoader(whole)))
+    finally:
+        multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

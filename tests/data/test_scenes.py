@@ -1,6 +1,7 @@
 """The drawn scenes: always the same, valid, and such that a house can be told from its row or column alone."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caaseg.cli import main
+from caaseg.data.catalogue import find, open_dataset
 from caaseg.data.sample import IGNORE, Sample
 from caaseg.data.scenes import CLUTTER, FIRST_HOUSE, LAMP, Difficulty, Layout, Scenes, draw_layout, paint
 
@@ -121,6 +124,20 @@ def test_the_nearest_look_alike_of_a_house_is_of_its_class_only_by_chance() -> N
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Scenes(**options)
+
+
+def test_the_catalogue_opens_them_without_a_root_and_knows_that_there_are_no_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = open_dataset("scenes", None, "val", difficulty="hard", size=(64, 80))
+    assert fingerprint(opened[3]) == fingerprint(Scenes("val", difficulty="hard", size=(64, 80))[3])
+    assert len(opened) == find("scenes").counts["val"]
+    for command, message in (
+        ("prepare", "scenes has nothing to fetch; it is drawn as needed, without files or root"),
+        ("check", "scenes has no files to check"),
+    ):
+        assert main(["data", command, "scenes", "--root", str(tmp_path)]) == 2
+        assert capsys.readouterr().err == f"caaseg: {message}\n"
 
 
 def test_an_index_outside_ends_iteration() -> None:

@@ -196,7 +196,7 @@ DATASETS: dict[str, Entry] = {
         palette=scenes.Scenes.palette,
         counts=scenes.LENGTHS,
         image_size="128 x 128",
-        how="nothing to get, and no root: drawn as needed",
+        how="it is drawn as needed, without files or root",
     ),
     "folder": Entry(
         title="your own images and masks",

@@ -28,7 +28,7 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], report: Repo
     for file in addresses:
         if file not in files:
             raise ValueError(f"--addresses has {file!r}; expected any of {', '.join(files) or 'none'} for {name}")
-    if is_ready(name, root):
+    if entry.has_files and is_ready(name, root):
         return
     if not entry.archives:
         raise ValueError(f"{name} has nothing to fetch; {entry.how}")
