@@ -138,6 +138,20 @@ def test_a_folder_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {Path(fault["file"]).name for fault in found["faults"]} == {"a.jpg", "b.png", "lonely.png"}
 
 
+def test_a_folder_without_named_classes_has_all_its_faults_found(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        trees.save_picture(tmp_path / "images" / f"{name}.jpg")
+        trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1))
+    for name in "bd":
+        (tmp_path / "masks" / f"{name}.png").write_bytes(b"not a mask")
+    trees.picture(0).save(tmp_path / "masks" / "f.png")
+    assert sorted(name for name, _ in faults_of("folder", tmp_path)) == ["b.png", "d.png", "f.png"]
+    for name in "aceghbd":
+        trees.picture(0).save(tmp_path / "masks" / f"{name}.png")
+    (fault,) = check("folder", tmp_path, quiet).faults  # none can be read: said once
+    assert "a mask of mode RGB" in fault.problem
+
+
 def test_the_command_writes_its_file_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trees.camvid(tmp_path / "camvid")
     target = tmp_path / "found.json"
