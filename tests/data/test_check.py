@@ -11,7 +11,10 @@ import pytest
 from PIL import Image
 
 from caaseg.cli import main
+from caaseg.data import pascal_context
 from caaseg.data.check import check
+from caaseg.data.coco_stuff import conversion_10k
+from caaseg.data.convert import convert
 from tests.data import trees
 from tests.data.test_coco_stuff import quiet
 from tests.data.trees import CAMVID
@@ -113,6 +116,30 @@ def test_missing_partners_and_files_of_no_pair_are_named(tmp_path: Path) -> None
     assert "belongs to no pair" in found[2][1]
 
 
+def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
+    trees.cityscapes(tmp_path / "cityscapes")
+    trees.coco_stuff_164k(tmp_path / "coco_stuff_164k")
+    trees.coco_stuff_10k(tmp_path / "coco_stuff_10k")
+    trees.voc2010(tmp_path / "pascal_context")
+    trees.context_mat(tmp_path / "pascal_context", trees.values_of(0, 2))
+    for name, make in (("coco_stuff_10k", conversion_10k), ("pascal_context", pascal_context.conversion)):
+        todo = make(tmp_path / name)
+        assert todo is not None
+        convert(todo, quiet)
+    extra = {
+        "cityscapes": "gtFine/val/lindau/lindau_000000_000009_gtFine_labelIds.png",
+        "coco_stuff_164k": "annotations/train2017/000000009999.png",
+        "coco_stuff_10k": "labels/COCO_train2014_000000009999.png",
+        "pascal_context": "VOCdevkit/VOC2010/SegmentationClassContext/2009_000001.png",
+    }
+    for name, path in extra.items():
+        assert faults_of(name, tmp_path / name) == []
+        trees.save_mask(tmp_path / name / path, trees.values_of(0))
+        ((file, problem),) = faults_of(name, tmp_path / name)
+        assert file == Path(path).name
+        assert "belongs to no pair; expected a partner of the same name, in a split; remove it" in problem
+
+
 def test_a_list_that_is_missing_is_a_fault_and_the_other_splits_are_read(tmp_path: Path) -> None:
     trees.camvid(tmp_path)
     (tmp_path / "val.txt").unlink()
@@ -136,6 +163,20 @@ def test_a_folder_is_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     code, found, shown = checked(capsys, "folder", "--root", str(tmp_path))
     assert code == 2
     assert {Path(fault["file"]).name for fault in found["faults"]} == {"a.jpg", "b.png", "lonely.png"}
+
+
+def test_a_folder_without_named_classes_has_all_its_faults_found(tmp_path: Path) -> None:
+    for name in "abcdefgh":
+        trees.save_picture(tmp_path / "images" / f"{name}.jpg")
+        trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1))
+    for name in "bd":
+        (tmp_path / "masks" / f"{name}.png").write_bytes(b"not a mask")
+    trees.picture(0).save(tmp_path / "masks" / "f.png")
+    assert sorted(name for name, _ in faults_of("folder", tmp_path)) == ["b.png", "d.png", "f.png"]
+    for name in "aceghbd":
+        trees.picture(0).save(tmp_path / "masks" / f"{name}.png")
+    (fault,) = check("folder", tmp_path, quiet).faults  # none can be read: said once
+    assert "a mask of mode RGB" in fault.problem
 
 
 def test_the_command_writes_its_file_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

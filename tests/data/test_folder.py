@@ -105,6 +105,14 @@ def test_index_masks_are_found_by_looking_and_announced(tmp_path: Path, caplog: 
     assert "found 3 classes by looking, values 0, 1, 7; 255 is ignored; write" in caplog.text
 
 
+def test_a_mask_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+    make(tmp_path, 0, 255)
+    (tmp_path / "masks" / "n00.png").write_bytes(b"no mask")
+    assert Folder(tmp_path, "train").classes == ("background", "foreground")
+    samples = [*Folder(tmp_path, "train").pairs, *Folder(tmp_path, "val").pairs]
+    assert tmp_path / "masks" / "n00.png" in [pair.label for pair in samples]
+
+
 def test_a_mask_that_changes_is_looked_at_again(tmp_path: Path) -> None:
     make(tmp_path, 0, 1)
     assert Folder(tmp_path, "train").classes == ("0", "1")

@@ -61,7 +61,7 @@ def test_wanted_folders_come_to_their_places_and_nothing_else(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
-@pytest.mark.parametrize("evil", ["../evil", "top/images/../../../evil", "/tmp/evil", "..\\evil", "C:\\evil", "C:evil"])
+@pytest.mark.parametrize("evil", ["../evil", "top/images/../../../evil", "/evil", "..\\evil", "C:\\evil", "C:evil"])
 def test_a_name_that_leads_outside_condemns_the_archive(tmp_path: Path, name: str, evil: str) -> None:
     root = tmp_path / "root"
     root.mkdir()

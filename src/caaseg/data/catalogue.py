@@ -8,7 +8,6 @@ from typing import Any
 
 from caaseg.data import camvid, cityscapes, coco_stuff, folder, pascal_context, scenes
 from caaseg.data.convert import Conversion
-from caaseg.data.labels import distinct_colours
 from caaseg.data.pairs import PairDataset
 from caaseg.data.sample import BadFileError, Colour, SegmentationDataset
 
@@ -94,8 +93,8 @@ DATASETS: dict[str, Entry] = {
     "pascal_context_60": Entry(
         title="PASCAL Context, background scored",
         open=partial(pascal_context.PascalContext, protocol=60),
-        classes=("background", *pascal_context.CLASSES.names),
-        palette=distinct_colours(60),
+        classes=pascal_context.CLASSES_60,
+        palette=pascal_context.PALETTE_60,
         counts={"train": 4998, "val": 5105},
         image_size="about 500 x 375",
         how="the same files as pascal_context",

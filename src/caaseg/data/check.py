@@ -55,7 +55,8 @@ def check(name: str, root: Path, report: Report) -> Findings:
         try:
             dataset = entry.open(root, split)
         except BadFileError as error:
-            findings.faults.append(Fault(split, root, str(error)))
+            if all(fault.problem != str(error) for fault in findings.faults):  # one file may spoil all splits
+                findings.faults.append(Fault(split, root, str(error)))
             continue
         if not isinstance(dataset, PairDataset):
             raise ValueError(f"{name} has no files to check")

@@ -5,6 +5,7 @@ import hashlib
 import shutil
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from ssl import SSLError
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -35,7 +36,7 @@ def download(address: str, target: Path, *, sha1: str | None, report: Report) ->
                 f"{address}: the server answered {error.code} {error.reason}; expected the file; give another address "
                 f"with --addresses {target.name}=ADDRESS, or put the file at {target}"
             ) from error
-        except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
+        except (URLError, HTTPException, ConnectionError, TimeoutError, SSLError) as error:
             problem = getattr(error, "reason", error)
         failures = 0 if _size(part) > before else failures + 1
         if failures == ATTEMPTS:

@@ -147,7 +147,8 @@ def read_meaning(root: Path) -> Meaning:
 def look(root: Path) -> Meaning:
     """What the masks' values may stand for, by reading every mask; what is taken for what is logged.
 
-    Only 0 and 255 are a black and white mask: two classes, never "a class and ignore".
+    Only 0 and 255 are a black and white mask: two classes, never "a class and ignore". A mask that cannot be read tells
+    nothing here; it is an error when its turn comes.
     """
     masks = _found(root / "masks", MASK_SUFFIXES).values()
     return _look(root, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in masks))
@@ -157,9 +158,15 @@ def look(root: Path) -> Meaning:
 def _look(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> Meaning:
     """Times and sizes come along so that every split of a folder is answered by one look, until a mask changes."""
     found: set[int] = set()
+    errors = []
     with ThreadPoolExecutor() as pool:
         for values in pool.map(_values, (path for path, _, _ in masks)):
-            found |= values
+            if isinstance(values, BadFileError):
+                errors.append(values)
+            else:
+                found |= values
+    if errors and not found:
+        raise errors[0]
     how = f"write {root / CLASSES_FILE} to name the classes or to say otherwise"
     if found == {0, 255}:
         log.warning(
@@ -183,8 +190,11 @@ def _look(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> Meaning:
     return Meaning({str(value): value for value in classes}, (IGNORE,) if IGNORE in found else ())
 
 
-def _values(path: Path) -> set[int]:
-    return set(np.unique(read_mask(path)).tolist())
+def _values(path: Path) -> set[int] | BadFileError:
+    try:
+        return set(np.unique(read_mask(path)).tolist())
+    except BadFileError as error:
+        return error
 
 
 def _value(value: Any, path: Path) -> Value:
@@ -221,7 +231,8 @@ def _by_lists(root: Path) -> bool:
 def _names(root: Path, split: str, images: dict[str, Path], val_fraction: float, seed: int) -> list[str]:
     if _by_lists(root):
         listed = read_names(root / f"{split}.txt", "write it")
-        return [line if line in images else Path(line).with_suffix("").as_posix() for line in listed]
+        ends = IMAGE_SUFFIXES + MASK_SUFFIXES
+        return [Path(line).with_suffix("").as_posix() if Path(line).suffix.lower() in ends else line for line in listed]
     names = sorted(images)
     if (root / "images" / "train").is_dir():
         return [name for name in names if name.startswith(f"{split}/")]

@@ -22,6 +22,8 @@ from caaseg.data.rle import decode_rle
 from caaseg.data.sample import IGNORE, BadFileError
 
 CLASSES = shipped_classes("pascal_context")
+CLASSES_60 = ("background", *CLASSES.names)
+PALETTE_60 = (distinct_colours(60)[-1], *CLASSES.palette)
 RAW_CLASSES = 459  # of which 59 are scored and the others background
 
 VOC = Path("VOCdevkit/VOC2010")
@@ -48,7 +50,7 @@ class PascalContext(PairDataset):
             classes, palette = CLASSES.names, CLASSES.palette
         else:
             ids = {k: k for k in range(60)}
-            classes, palette = ("background", *CLASSES.names), distinct_colours(60)
+            classes, palette = CLASSES_60, PALETTE_60
         super().__init__(
             (Pair(name, root / IMAGES / f"{name}.jpg", root / LABELS / f"{name}.png") for name in names),
             classes=classes,

@@ -65,7 +65,7 @@ def _extract(archive: Path, wanted: tuple[str, ...], folder: Path, report: Repor
     size = archive.stat().st_size
     try:
         with open(archive, "rb") as opened:
-            for member in _members(opened):
+            for member in _zip_members(opened) if archive.suffix == ".zip" else _tar_members(opened):
                 _refuse(member, archive)
                 path = PurePosixPath(member.name)
                 if not any(path.is_relative_to(inside) for inside in wanted):
@@ -86,19 +86,19 @@ def _extract(archive: Path, wanted: tuple[str, ...], folder: Path, report: Repor
         ) from error
 
 
-def _members(archive: IO[bytes]) -> Iterator[Member]:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as opened:
-            for info in opened.infolist():
-                kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the maker's system has no such thing
-                plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
-                yield Member(info.filename, plain, None if info.is_dir() else partial(opened.open, info))
-        return
-    archive.seek(0)
-    with tarfile.open(fileobj=archive) as tar:
-        for entry in tar:
+def _zip_members(archive: IO[bytes]) -> Iterator[Member]:
+    with zipfile.ZipFile(archive) as opened:
+        for info in opened.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the maker's system has no such thing
+            plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
+            yield Member(info.filename, plain, None if info.is_dir() else partial(opened.open, info))
+
+
+def _tar_members(archive: IO[bytes]) -> Iterator[Member]:
+    with tarfile.open(fileobj=archive) as opened:
+        for entry in opened:
             plain = entry.isfile() or entry.isdir()
-            yield Member(entry.name, plain, None if entry.isdir() else partial(_opened, tar, entry))
+            yield Member(entry.name, plain, None if entry.isdir() else partial(_opened, opened, entry))
 
 
 def _opened(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:

@@ -38,6 +38,8 @@ def findings_tables(findings: Findings) -> Iterator[Table]:
         ignored = found.ignored / max(1, found.ignored + int(found.pixels.sum()))
         splits.add_row(found.split, str(found.images), expected, f"{ignored:.2%}")
     yield splits
+    if not findings.classes:
+        return
     histogram = Table(title="share of the labelled pixels, in %", title_justify="left")
     histogram.add_column("id", justify="right")
     histogram.add_column("class")
