@@ -27,7 +27,12 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["--help"], 0),
         (["benchmark", "--help"], 0),
         (["benchmark", "attention", "--help"], 0),
+        (["benchmark", "loader", "--help"], 0),
+        (["data", "show", "--help"], 0),
         (["benchmark", "attention", "--devise", "cpu"], 2),
+        (["data", "--help"], 0),
+        (["data", "check", "--help"], 0),
+        (["data", "prepare", "camvid"], 2),
         (["nothing"], 2),
         ([], 2),
     ):

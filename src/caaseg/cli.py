@@ -3,7 +3,8 @@
 import json as json_format
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -83,8 +84,8 @@ def benchmark_attention(
     for name, number in (("--channels", channels), ("--key-channels", key_channels)):
         if number < 1:
             raise ValueError(f"{name} is {number}; expected 1 or more")
-    if figure is not None and figure.suffix not in (".png", ".svg", ".pdf"):
-        raise ValueError(f"--figure is {str(figure)!r}; expected a name that ends in .png, .svg or .pdf")
+    if figure is not None:
+        _check_figure(figure, "--figure")
     combinations = benchmark.cases(
         [_size(word) for word in _words(sizes, "--sizes")],
         _chosen(dtypes, get_args(Dtype), "--dtypes"),
@@ -161,7 +162,7 @@ def benchmark_model(
         backbone=backbone,
         output_stride=output_stride,
         batch=batch,
-        size=_height_width(size),
+        size=_area(size, "--size"),
         num_classes=num_classes,
         dtype=dtype,
     )
@@ -220,7 +221,7 @@ def flops(
             records = [row._asdict() for row in rows]
             _write_json({"convention": counting.CONVENTION, "size": [513, 513], "rows": records}, json, console)
         return 0
-    height, width = _height_width(size)
+    height, width = _area(size, "--size")
     config = ModelConfig(
         head=head,
         backbone=backbone,
@@ -254,12 +255,150 @@ def flops(
     return 0
 
 
+def benchmark_loader(
+    root: Path | None = None,
+    crop: str = "352x480",
+    batch_size: int = 16,
+    rounds: int = 9,
+    steps: int = 12,
+    json: str | None = None,
+) -> int:
+    """Images a second of the training loader beside torchvision's reference pipeline, on the same files and one core.
+
+    Args:
+        root: folder of CamVid; without it, drawn scenes are written to a temporary folder in its size and layout.
+        crop: height x width of the samples.
+        batch_size: samples in a batch.
+        rounds: how often each pipeline has its turn; the median counts.
+        steps: batches in a turn.
+        json: file for the numbers; - is standard output.
+    """
+    from contextlib import ExitStack
+    from tempfile import TemporaryDirectory
+
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from caaseg.evaluation import loader_benchmark as benchmark
+    from caaseg.evaluation.measure import provenance
+    from caaseg.reports.tables import loader_table
+
+    for name, number in (("--batch-size", batch_size), ("--rounds", rounds), ("--steps", steps)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; expected 1 or more")
+    crop_size = _area(crop, "--crop")
+    console = _console(json)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with ExitStack() as stack:
+        if root is None:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            benchmark.write_scenes(folder, number=64)
+        else:
+            folder = root
+        workload = benchmark.Workload(root=folder, crop=crop_size, batch_size=batch_size, steps=steps)
+        bar = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal, transient=True))
+        task = bar.add_task("measuring", total=rounds * len(get_args(benchmark.Pipeline)))
+        speeds = benchmark.run(workload, rounds, progress=lambda: bar.advance(task))
+        content = benchmark.as_json(workload, speeds)
+    console.print(loader_table(speeds))
+    console.print(f"caaseg is {benchmark.speedup(speeds):.3g} times as fast as the faster reference", highlight=False)
+    if json is not None:
+        data = "scenes, drawn" if root is None else "CamVid, train"
+        _write_json({**provenance(_device("cpu"), _arguments()), "data": data, **content}, json, console)
+    return 0
+
+
+def data_list() -> int:
+    """What datasets there are: classes, sizes, splits and how to get each."""
+    from rich.console import Console
+
+    from caaseg.data.catalogue import DATASETS
+    from caaseg.reports.datasets import catalogue_table
+
+    Console().print(catalogue_table(DATASETS))
+    return 0
+
+
+def data_prepare(name: str, *, root: Path, addresses: str = "") -> int:
+    """Fetch, verify, unpack and convert a dataset. What is there already is used; an interrupted run is repeated.
+
+    Args:
+        name: a name of caaseg data list.
+        root: folder for the dataset.
+        addresses: where to fetch files from instead, FILE=ADDRESS, comma-separated; the shipped ones are not verified.
+    """
+    from rich.console import Console
+
+    from caaseg.data.prepare import prepare
+
+    console = Console()
+    with _reporting(console) as report:
+        prepare(name, root, addresses=_addresses(addresses), report=report)
+    console.print(f"prepared: {root}; see caaseg data check {name} --root {root}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def data_check(name: str, *, root: Path, json: str | None = None) -> int:
+    """Read every image and label: missing partners, damage, sizes, values, official counts, pixels of each class.
+
+    Exit code 2 if anything is wrong.
+
+    Args:
+        name: a name of caaseg data list.
+        root: folder of the dataset.
+        json: file for what was found; - is standard output.
+    """
+    from caaseg.data.check import check
+    from caaseg.reports.datasets import findings_as_json, findings_tables
+
+    console = _console(json)
+    with _reporting(console) as report:
+        findings = check(name, root, report)
+    for table in findings_tables(findings):
+        console.print(table)
+    for fault in findings.faults:
+        console.print(f"{fault.split}: {fault.problem}", style="red", soft_wrap=True, highlight=False, markup=False)
+    number = len(findings.faults)
+    console.print("no fault" if number == 0 else f"{number} fault{'s' * (number > 1)}", highlight=False)
+    if json is not None:
+        _write_json(findings_as_json(findings), json, console)
+    return 2 if findings.faults else 0
+
+
+def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "train", samples: int = 8) -> int:
+    """Draw a sheet of samples with their labels laid over them and a legend.
+
+    Args:
+        name: a name of caaseg data list.
+        out: file for the sheet (.png, .svg or .pdf).
+        root: folder of the dataset; scenes need none.
+        split: train, val or test, as the dataset has them.
+        samples: how many, spread evenly over the split.
+    """
+    from rich.console import Console
+
+    from caaseg.data.catalogue import find, open_dataset
+    from caaseg.reports.draw import save
+    from caaseg.reports.sheet import draw_sheet
+
+    _check_figure(out, "--out")
+    if samples < 1:
+        raise ValueError(f"--samples is {samples}; expected 1 or more")
+    dataset = open_dataset(name, root, split)
+    shown = min(samples, len(dataset))
+    drawn = [dataset[k * len(dataset) // shown] for k in range(shown)]
+    title = f"{find(name).title}: {shown} of the {len(dataset)} images of {split}"
+    save(draw_sheet(drawn, dataset.classes, dataset.palette, title), out)
+    Console().print(f"sheet: {out}", soft_wrap=True, highlight=False)
+    return 0
+
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
     "flops": flops,
-    "benchmark": {"attention": benchmark_attention, "model": benchmark_model},
+    "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
+    "benchmark": {"attention": benchmark_attention, "model": benchmark_model, "loader": benchmark_loader},
 }
-GROUP_HELP = {"benchmark": "Measure speed and memory."}
+GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Measure speed and memory."}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -299,7 +438,7 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any]) -> None:
         if isinstance(command, dict):
             _add_commands(child, command)
         else:
-            child.add_function_arguments(command, as_group=False)
+            child.add_function_arguments(command, as_group=False, as_positional=True)  # keyword-only ones are options
             _make_customary(child)
 
 
@@ -353,6 +492,38 @@ def _write_json(content: dict[str, Any], target: str, console: "Console") -> Non
     console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
 
 
+@contextmanager
+def _reporting(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
+    """What long work tells of its steps, as bars with the time left, on a terminal only."""
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+
+        def report(step: str, done: int, total: int | None) -> None:
+            if step not in tasks:
+                tasks[step] = bar.add_task(step)
+            bar.update(tasks[step], completed=done, total=total)
+
+        yield report
+
+
+def _addresses(text: str) -> dict[str, str]:
+    addresses = {}
+    for word in (word.strip() for word in text.split(",") if word.strip()):
+        file, equals, address = word.partition("=")
+        if not equals or not file or not address:
+            raise ValueError(f"--addresses has {word!r}; expected FILE=ADDRESS")
+        addresses[file] = address
+    return addresses
+
+
+def _check_figure(path: Path, option: str) -> None:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(f"{option} is {str(path)!r}; expected a name that ends in .png, .svg or .pdf")
+
+
 def _words(text: str, option: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
@@ -374,11 +545,11 @@ def _size(word: str) -> tuple[int, int, int]:
     return batch, height, width
 
 
-def _height_width(text: str) -> tuple[int, int]:
+def _area(text: str, option: str) -> tuple[int, int]:
     parts = text.lower().split("x")
     if len(parts) > 2:
-        raise ValueError(f"--size is {text!r}; expected height x width, such as 513x513, or one number for both")
-    height, width = _whole(parts[0], "--size"), _whole(parts[-1], "--size")
+        raise ValueError(f"{option} is {text!r}; expected height x width, such as 352x480, or one number for both")
+    height, width = _whole(parts[0], option), _whole(parts[-1], option)
     return height, width
 
 

@@ -75,7 +75,7 @@ def test_the_paper_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     [
         (["--head", "cab"], "head is 'cab' (did you mean caa?); expected one of fcn, axial"),
         (["--backbone", "resnet5"], "backbone 'resnet5' is not a timm model; did you mean resnet50"),
-        (["--size", "3x3x3"], "--size is '3x3x3'; expected height x width, such as 513x513, or one number for both"),
+        (["--size", "3x3x3"], "--size is '3x3x3'; expected height x width, such as 352x480, or one number for both"),
         (["--size", "0"], "--size has '0'; expected a whole number of 1 or more"),
     ],
 )

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from caaseg.evaluation.benchmark import Outcome
 from caaseg.evaluation.flops import GIGA, Count, PaperRow
+from caaseg.evaluation.loader_benchmark import Speed
 from caaseg.evaluation.model_benchmark import ModelCost
 
 
@@ -33,6 +34,18 @@ def attention_tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
                 "yes" if outcome.agrees else "[bold red]NO[/]",
             )
         yield table
+
+
+def loader_table(speeds: Sequence[Speed]) -> Table:
+    """A line a pipeline: images a second, and the slowest and the fastest turn."""
+    table = Table(title="normalised batches, one worker on one core", title_justify="left")
+    table.add_column("pipeline", no_wrap=True)
+    for heading in ("images\na second", "slowest\nturn", "fastest\nturn"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for speed in speeds:
+        numbers = (speed.images_per_second, min(speed.rounds), max(speed.rounds))
+        table.add_row(speed.pipeline, *(f"{number:.0f}" for number in numbers))
+    return table
 
 
 def _number(value: float | None) -> str:

@@ -1,0 +1,189 @@
+"""Joint transforms of an image and its label: random ones for training, padding for evaluation. uint8 in, uint8 out.
+
+Random scale, then crop, without building the scaled image: only the window that the crop shows is read and resized,
+which costs the same at every scale. The grid of the scaled image starts at the window's corner, on a whole pixel of
+the source. What comes out is what scaling and then cropping gives, except in the outermost line of pixels of the crop
+(lines, above scale 3), where the filter does not see what was cut off.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from caaseg.data.sample import IGNORE, Sample
+
+GREY = 128
+"""What is beyond the edge of an image."""
+
+UNIT = 1024
+"""Scales are whole numbers of 1/UNIT, so that lengths and positions come out exact in whole numbers."""
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+LUMA = (0.299, 0.587, 0.114)
+BRIGHTNESS_PROBABILITY = 0.5
+
+
+class View(NamedTuple):
+    """One draw: how a sample is seen."""
+
+    scale: int  # in 1/UNIT
+    down: float  # where the crop lies among all its possible places, 0 to 1
+    right: float
+    flip: bool
+    brightness: float  # added to every value
+    contrast: float  # factor of the distance from mid-grey
+    saturation: float  # factor of the distance from grey of the same luma
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """What training samples go through: random scale, padding, crop and flip; brightness and colour where asked."""
+
+    crop: tuple[int, int]
+    """Height and width of what comes out. Smaller images are padded with mid-grey, their labels with IGNORE."""
+    scales: tuple[float, float] = (0.5, 2.0)
+    """Smallest and largest factor of the size."""
+    scale_step: float | None = 0.25
+    """From the smallest scale to the largest in such steps, each as likely; None takes any in between."""
+    flip: float = 0.5
+    """Probability of being mirrored left to right."""
+    brightness: float = 0.0
+    """Most that is added to or taken from all values of half of the images; the authors' code has 32."""
+    contrast: float = 0.0
+    """Most by which the factor of contrast differs from 1."""
+    saturation: float = 0.0
+    """Most by which the factor of saturation differs from 1."""
+
+    def __post_init__(self) -> None:
+        smallest, largest = self.scales
+        if min(self.crop) < 1:
+            raise ValueError(f"crop is {self.crop[0]} x {self.crop[1]}; expected at least 1 on each side")
+        if not 1 / 16 <= smallest <= largest <= 16:
+            raise ValueError(f"scales are {smallest} to {largest}; expected smallest to largest, from 1/16 to 16")
+        if self.scale_step is not None and not self.scale_step >= 1 / UNIT:
+            raise ValueError(
+                f"scale_step is {self.scale_step}; expected {1 / UNIT} or more, or none for any scale in between"
+            )
+        for name, most in (("flip", 1), ("brightness", 255), ("contrast", 1), ("saturation", 1)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to {most}")
+
+    def draw(self, rng: np.random.Generator) -> View:
+        """Every choice from numbers of its own, so that one option does not change what the others draw."""
+        scale, down, right, flip, bright, brightness, contrast, saturation = rng.random(8).tolist()
+        return View(
+            scale=self._scale(scale),
+            down=down,
+            right=right,
+            flip=flip < self.flip,
+            brightness=self.brightness * (2 * brightness - 1) if bright < BRIGHTNESS_PROBABILITY else 0.0,
+            contrast=1 + self.contrast * (2 * contrast - 1),
+            saturation=1 + self.saturation * (2 * saturation - 1),
+        )
+
+    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
+        return view_of(sample, self.draw(rng), self.crop)
+
+    def _scale(self, chance: float) -> int:
+        smallest, largest = self.scales
+        if self.scale_step is None:
+            return round((smallest + chance * (largest - smallest)) * UNIT)
+        steps = int((largest - smallest) / self.scale_step + 1e-6) + 1
+        return round((smallest + int(chance * steps) * self.scale_step) * UNIT)
+
+
+class Span(NamedTuple):
+    """What of one axis of the source is read, and where on the crop it lands."""
+
+    source: slice
+    target: slice
+    nearest: NDArray[np.int64]  # for each place of the target, the place of the source at its middle
+
+
+def view_of(sample: Sample, view: View, crop: tuple[int, int]) -> Sample:
+    """The crop that a view shows: the image bilinear and antialiased, the label by its nearest pixels."""
+    height, width = sample.label.shape
+    scale = max(view.scale, -(-UNIT // min(height, width)))  # at least one pixel is left
+    rows = _span(height, crop[0], scale, view.down)
+    columns = _span(width, crop[1], scale, view.right)
+
+    image = sample.image[:, rows.source, columns.source]
+    if scale != UNIT:
+        window = image[None].contiguous(memory_format=torch.channels_last)  # so it is resized twice as fast
+        image = F.interpolate(window, scale_factor=scale / UNIT, mode="bilinear", antialias=True)[0]
+        image = image[:, : len(rows.nearest), : len(columns.nearest)]  # the window is a whole number of pixels
+    image = _coloured(image, view)
+    label = torch.from_numpy(sample.label.numpy()[rows.nearest][:, columns.nearest])  # numpy is quickest at this
+    if label.shape != crop:
+        image = _framed(image, rows.target, columns.target, crop, GREY)
+        label = _framed(label, rows.target, columns.target, crop, IGNORE)
+    if view.flip:
+        image, label = image.flip(-1), label.flip(-1)
+    return Sample(image, label, sample.name)
+
+
+def padded(sample: Sample, size: tuple[int, int]) -> Sample:
+    """For evaluation in batches: the whole image, unscaled, with mid-grey and IGNORE to its right and below."""
+    height, width = sample.label.shape
+    if height > size[0] or width > size[1]:
+        raise ValueError(
+            f"{sample.name}: {height} x {width} does not fit in {size[0]} x {size[1]}; "
+            "pad to the size of the largest image, or evaluate images one by one"
+        )
+    rows, columns = slice(0, height), slice(0, width)
+    return Sample(
+        _framed(sample.image, rows, columns, size, GREY),
+        _framed(sample.label, rows, columns, size, IGNORE),
+        sample.name,
+    )
+
+
+def normalise(
+    images: Tensor,
+    mean: tuple[float, float, float] = IMAGENET_MEAN,
+    std: tuple[float, float, float] = IMAGENET_STD,
+) -> Tensor:
+    """uint8 images (N, 3, H, W) as a network takes them, float32, on the device they are on."""
+    if images.dtype != torch.uint8:
+        raise ValueError(f"images are {images.dtype}; expected uint8, as loaders give them: these may be normalised")
+    shift, factor = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (mean, std))
+    return images.float().sub_(shift).div_(factor)
+
+
+def _span(length: int, crop: int, scale: int, place: float) -> Span:
+    scaled = length * scale // UNIT
+    if scaled <= crop:
+        start = int(place * (crop - scaled + 1))
+        source, target = slice(0, length), slice(start, start + scaled)
+    else:
+        window = -(-crop * UNIT // scale)  # pixels of the source that the crop shows, the last of them perhaps in part
+        start = int(place * (length - window + 1))
+        source, target = slice(start, start + window), slice(0, crop)
+    if (source.stop - source.start) * scale // UNIT == source.stop - source.start:
+        scale = UNIT  # less than a pixel more: interpolate leaves such an axis as it is, and so must the label be
+    middles = 2 * np.arange(target.stop - target.start) + 1  # twice the middle of each pixel of the target
+    return Span(source, target, source.start + middles * UNIT // (2 * scale))
+
+
+def _framed(pixels: Tensor, rows: slice, columns: slice, size: tuple[int, int], value: int) -> Tensor:
+    framed = pixels.new_full((*pixels.shape[:-2], *size), value)
+    framed[..., rows, columns] = pixels
+    return framed
+
+
+def _coloured(image: Tensor, view: View) -> Tensor:
+    if (view.brightness, view.contrast, view.saturation) == (0, 1, 1):
+        return image
+    # All three are linear, so one matrix does them: towards luma, then away from mid-grey, then a shift.
+    grey = torch.tensor([LUMA] * 3)
+    mixing = view.contrast * (view.saturation * torch.eye(3) + (1 - view.saturation) * grey)
+    shift = (1 - view.contrast) * GREY + view.brightness
+    mixed = (mixing @ image.flatten(1).float()).add_(shift)
+    return mixed.round_().clamp_(0, 255).to(torch.uint8).view(image.shape)

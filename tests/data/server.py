@@ -1,0 +1,69 @@
+"""A web server on this machine that can be told to misbehave."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+
+@dataclass
+class Server:
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    tag: str | None = '"1"'
+    """The version of the files that the server names."""
+    ranges: bool = True
+    """Whether a part of a file can be asked for."""
+    cuts: list[int] = field(default_factory=list)
+    """After how many bytes the next connections are cut."""
+    asked: list[str | None] = field(default_factory=list)
+    """The ranges asked for so far."""
+
+    def url(self, name: str) -> str:
+        return f"{self.address}/{name}"
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    server = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = server.files.get(self.path.removeprefix("/"))
+            asked = self.headers.get("Range")
+            server.asked.append(asked)
+            if content is None:
+                self.send_error(404)
+                return
+            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and server.ranges else 0  # type: ignore[index]
+            if start >= len(content) > 0:
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{len(content)}")
+                self.end_headers()
+                return
+            if self.headers.get("If-Range") not in (None, server.tag):
+                start = 0
+            self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+            if server.tag:
+                self.send_header("ETag", server.tag)
+            self.send_header("Content-Length", str(len(content) - start))
+            self.end_headers()
+            end = start + server.cuts.pop(0) if server.cuts else len(content)
+            self.wfile.write(content[start:end])
+
+        def log_message(self, *_: object) -> None: ...
+
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.address = f"http://127.0.0.1:{listening.server_address[1]}"
+    thread = Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        listening.shutdown()
+        thread.join()
+        listening.server_close()

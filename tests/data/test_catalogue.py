@@ -1,0 +1,75 @@
+"""The catalogue holds together, and opening a dataset finds what is missing first."""
+
+from pathlib import Path
+
+import pytest
+
+from caaseg.cli import main
+from caaseg.data.catalogue import DATASETS, open_dataset, splits
+from caaseg.data.sample import BadFileError
+from tests.data import trees
+
+
+def test_every_entry_says_what_its_dataset_says(tmp_path: Path) -> None:
+    trees.camvid(tmp_path / "camvid")
+    trees.cityscapes(tmp_path / "cityscapes")
+    trees.coco_stuff_164k(tmp_path / "coco_stuff_164k")
+    for name in ("camvid", "cityscapes", "coco_stuff_164k"):
+        for split in splits(name, tmp_path / name):
+            dataset = open_dataset(name, tmp_path / name, split)
+            assert dataset.classes == DATASETS[name].classes
+            assert dataset.palette == DATASETS[name].palette
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "counts"),
+    [
+        ("pascal_context", 59, {"train": 4998, "val": 5105}),
+        ("pascal_context_60", 60, {"train": 4998, "val": 5105}),
+        ("coco_stuff_10k", 171, {"train": 9000, "test": 1000}),
+        ("coco_stuff_164k", 171, {"train": 118287, "val": 5000}),
+        ("cityscapes", 19, {"train": 2975, "val": 500, "test": 1525}),
+        ("camvid", 11, {"train": 367, "val": 101, "test": 233}),
+    ],
+)
+def test_classes_and_official_counts(name: str, classes: int, counts: dict[str, int]) -> None:
+    entry = DATASETS[name]
+    assert len(entry.classes) == len(set(entry.palette)) == classes
+    assert entry.counts == counts
+
+
+def test_a_folder_has_the_splits_that_are_in_it_and_takes_options(tmp_path: Path) -> None:
+    for name in "abcd":
+        trees.save_picture(tmp_path / "images" / f"{name}.png")
+        trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1))
+    (tmp_path / "classes.yaml").write_text("classes: [x, y]")
+    assert splits("folder", tmp_path) == ("train", "val")
+    assert len(open_dataset("folder", tmp_path, "val", val_fraction=0.5, seed=3)) == 2
+
+
+def test_missing_files_are_found_when_a_dataset_is_opened(tmp_path: Path) -> None:
+    trees.camvid(tmp_path)
+    (tmp_path / "train" / "0001TP_train1.png").unlink()
+    with pytest.raises(BadFileError, match=r"_train1\.png: no such file; run caaseg data check camvid to see all"):
+        open_dataset("camvid", tmp_path, "train")
+    (tmp_path / "trainannot" / "0001TP_train2.png").unlink()
+    with pytest.raises(BadFileError, match=r"train1\.png: no such file, and 1 more files of split train are missing"):
+        open_dataset("camvid", tmp_path, "train")
+    (tmp_path / "val.txt").write_text("\n")
+    with pytest.raises(BadFileError, match="no images in split val of camvid; expected some"):
+        open_dataset("camvid", tmp_path, "val")
+
+
+def test_an_unknown_name_is_said_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="no dataset is called 'ade20k'; expected any of pascal_context, "):
+        open_dataset("ade20k", Path(), "train")
+
+
+def test_the_list_shows_classes_sizes_splits_and_how(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "list"]) == 0
+    shown = capsys.readouterr().out
+    for name in DATASETS:
+        assert name in shown
+    for words in ("171 classes", "118287", "480 x 360", "2048 x 1024", "www.cityscapes-dataset.com", "not verified"):
+        assert words in shown
+    assert "…" not in shown  # nothing is cut off on 80 columns

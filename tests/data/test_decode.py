@@ -1,0 +1,241 @@
+"""Every kind of image and mask is read as it should be, or refused by name."""
+
+import os
+import re
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from caaseg.data.decode import MAX_PIXELS, read_colour_mask, read_image, read_mask
+from caaseg.data.sample import BadFileError
+from tests.data.trees import picture
+
+ROTATED = 6  # EXIF: the right side is up
+
+
+def as_array(path: Path) -> NDArray[np.uint8]:
+    image = read_image(path)
+    assert image.dtype == torch.uint8
+    return image.permute(1, 2, 0).numpy()
+
+
+def png(rows: list[bytes], width: int, *, depth: int, kind: int = 0) -> bytes:
+    """A PNG file of packed rows, for depths that Pillow does not write."""
+
+    def chunk(name: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    header = struct.pack(">IIBBBBB", width, len(rows), depth, kind, 0, 0, 0)
+    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".bmp", ".tif", ".ppm"])
+def test_rgb_comes_out_as_it_is(tmp_path: Path, suffix: str) -> None:
+    picture(1).save(tmp_path / f"a{suffix}")
+    np.testing.assert_array_equal(as_array(tmp_path / f"a{suffix}"), np.array(picture(1)))
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".webp"])
+def test_lossy_formats_come_close(tmp_path: Path, suffix: str) -> None:
+    picture(1).save(tmp_path / f"a{suffix}", quality=95)
+    difference = as_array(tmp_path / f"a{suffix}").astype(int) - np.array(picture(1))
+    assert abs(difference).mean() < 8
+
+
+def test_the_tensor_can_be_written_to(tmp_path: Path) -> None:
+    picture(1).save(tmp_path / "a.png")
+    image = read_image(tmp_path / "a.png")
+    assert image.shape == (3, 12, 16)
+    image += 1
+    assert torch.equal(read_image(tmp_path / "a.png") + 1, image)
+
+
+def test_greyscale_palette_and_black_and_white_become_rgb(tmp_path: Path) -> None:
+    for mode in ("L", "P", "1"):
+        image = picture(2).convert(mode)
+        image.save(tmp_path / f"{mode}.png")
+        np.testing.assert_array_equal(as_array(tmp_path / f"{mode}.png"), np.array(image.convert("RGB")))
+
+
+def test_cmyk_becomes_rgb(tmp_path: Path) -> None:
+    picture(2).convert("CMYK").save(tmp_path / "a.jpg", quality=95)
+    assert abs(as_array(tmp_path / "a.jpg").astype(int) - np.array(picture(2))).mean() < 8
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
+def test_transparency_is_dropped(tmp_path: Path, mode: str) -> None:
+    image = picture(3).convert("L").convert("RGB").convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    if mode == "PA":
+        image.quantize(16).save(tmp_path / "a.png")  # a palette with transparency in bytes
+    else:
+        image.convert(mode).save(tmp_path / "a.png")
+    found = as_array(tmp_path / "a.png")
+    if mode != "PA":
+        np.testing.assert_array_equal(found, np.array(image.convert("RGB")))
+    assert found.shape == (12, 16, 3)
+
+
+def test_sixteen_bits_keep_the_high_byte(tmp_path: Path) -> None:
+    values = np.arange(12 * 16, dtype=np.uint16).reshape(12, 16) * 300
+    Image.fromarray(values).save(tmp_path / "grey.png")
+    np.testing.assert_array_equal(as_array(tmp_path / "grey.png"), np.stack([values >> 8] * 3, axis=2))
+    Image.fromarray(values).save(tmp_path / "grey.tif")
+    np.testing.assert_array_equal(as_array(tmp_path / "grey.tif"), np.stack([values >> 8] * 3, axis=2))
+    (tmp_path / "rgb.png").write_bytes(png([bytes([200, 1, 100, 1, 50, 1])], 1, depth=16, kind=2))
+    assert as_array(tmp_path / "rgb.png").tolist() == [[[200, 100, 50]]]
+
+
+def test_exif_rotation_is_applied(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = ROTATED
+    for name in ("a.png", "a.jpg", "a.webp", "a.tif"):
+        picture(4).save(tmp_path / name, exif=exif)
+        plain = picture(4)
+        plain.save(tmp_path / f"plain{name}")
+        upright = np.rot90(as_array(tmp_path / f"plain{name}"), k=-1)
+        np.testing.assert_array_equal(as_array(tmp_path / name), upright)
+
+
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [(np.arange(4.0, dtype=np.float32).reshape(2, 2), "F"), (np.full((2, 2), 70_000, dtype=np.int32), "I")],
+)
+def test_float_and_32_bit_images_are_refused(tmp_path: Path, values: NDArray[Any], mode: str) -> None:
+    Image.fromarray(values).save(tmp_path / "a.tif")
+    with pytest.raises(BadFileError, match=rf"a\.tif: an image of mode {mode}; expected 8 or 16-bit RGB.*convert it"):
+        read_image(tmp_path / "a.tif")
+
+
+def test_several_frames_are_refused(tmp_path: Path) -> None:
+    for name in ("a.tif", "a.png", "a.webp"):
+        picture(1).save(tmp_path / name, save_all=True, append_images=[picture(2)])
+        with pytest.raises(BadFileError, match=rf"{name}: 2 frames in one file; expected an image of one frame"):
+            read_image(tmp_path / name)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns between its limit and twice that
+@pytest.mark.parametrize("side", [9_500, 14_000, 60_000])
+def test_decompression_bombs_are_refused_before_decoding(tmp_path: Path, side: int) -> None:
+    row = bytes(side // 8)
+    content = bytearray(png([row], side, depth=1))
+    content[20:24] = struct.pack(">I", side)  # the height, and its checksum
+    content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
+    (tmp_path / "bomb.png").write_bytes(content)
+    assert side * side > MAX_PIXELS
+    for read in (read_image, read_mask, read_colour_mask):
+        with pytest.raises(BadFileError, match=r"bomb\.png: .*pixels.*; expected at most 89,000,000; scale or cut"):
+            read(tmp_path / "bomb.png")
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp", ".tif"])
+def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    picture(5, 40, 60).save(path)
+    whole = path.read_bytes()
+    for share in (0, 0.01, 0.3, 0.6, 0.9):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(BadFileError, match=re.escape(f"{path}: ")):
+            read_image(path)
+
+
+def test_what_is_not_an_image_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("not an image")
+    with pytest.raises(BadFileError, match=r"text\.jpg: not an image in any of JPEG, PNG.*replace or remove"):
+        read_image(tmp_path / "text.jpg")
+    with pytest.raises(BadFileError, match=r"none\.jpg: no such file; expected an image"):
+        read_image(tmp_path / "none.jpg")
+    with pytest.raises(BadFileError, match=r"not a plain file; expected a mask"):
+        read_mask(tmp_path)
+    (tmp_path / "run.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    with pytest.raises(BadFileError, match=r"run\.eps: not an image"):  # Pillow would start another program
+        read_image(tmp_path / "run.eps")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(BadFileError, match=r"pipe\.png: not a plain file"):
+        read_image(tmp_path / "pipe.png")
+
+
+def test_index_and_palette_masks_give_their_values(tmp_path: Path) -> None:
+    values = np.arange(12 * 16, dtype=np.uint8).reshape(12, 16)
+    Image.fromarray(values).save(tmp_path / "index.png")
+    palette = Image.fromarray(values)
+    palette.putpalette(list(range(256)) * 3)
+    palette.save(tmp_path / "palette.png")
+    for name in ("index.png", "palette.png"):
+        np.testing.assert_array_equal(read_mask(tmp_path / name), values)
+        assert read_mask(tmp_path / name).dtype == np.uint8
+
+
+def test_masks_of_1_2_4_and_16_bits_give_their_values(tmp_path: Path) -> None:
+    (tmp_path / "1.png").write_bytes(png([bytes([0b01100000])], 4, depth=1))
+    (tmp_path / "2.png").write_bytes(png([bytes([0b00011011])], 4, depth=2))
+    (tmp_path / "4.png").write_bytes(png([bytes([0x0B, 0xF3])], 4, depth=4))
+    Image.fromarray(np.array([[0, 1, 459, 65_535]], dtype=np.uint16)).save(tmp_path / "16.png")
+    found = {name: read_mask(tmp_path / f"{name}.png").tolist() for name in ("1", "2", "4", "16")}
+    assert found == {"1": [[0, 1, 1, 0]], "2": [[0, 1, 2, 3]], "4": [[0, 11, 15, 3]], "16": [[0, 1, 459, 65_535]]}
+
+
+def test_a_palette_of_4_bits_is_not_mistaken_for_grey(tmp_path: Path) -> None:
+    image = Image.fromarray(np.array([[0, 1, 15, 3]], dtype=np.uint8))
+    image.putpalette([*range(48)])
+    image.save(tmp_path / "m.png", bits=4)
+    assert read_mask(tmp_path / "m.png").tolist() == [[0, 1, 15, 3]]
+
+
+def test_colour_masks_give_their_colours(tmp_path: Path) -> None:
+    colours = np.array(picture(6))
+    Image.fromarray(colours).save(tmp_path / "rgb.png")
+    Image.fromarray(colours).convert("RGBA").save(tmp_path / "opaque.png")
+    for name in ("rgb.png", "opaque.png"):
+        np.testing.assert_array_equal(read_colour_mask(tmp_path / name), colours)
+    palette = picture(6).quantize(8)
+    palette.save(tmp_path / "palette.png")
+    np.testing.assert_array_equal(read_colour_mask(tmp_path / "palette.png"), np.array(palette.convert("RGB")))
+
+
+def test_masks_of_the_wrong_kind_are_refused_by_name(tmp_path: Path) -> None:
+    picture(1).save(tmp_path / "rgb.png")
+    with pytest.raises(BadFileError, match=r"rgb\.png: a mask of mode RGB; expected one channel.*colour of each class"):
+        read_mask(tmp_path / "rgb.png")
+    picture(1).convert("L").save(tmp_path / "grey.png")
+    with pytest.raises(BadFileError, match=r"grey\.png: a mask of mode L; expected RGB or a palette"):
+        read_colour_mask(tmp_path / "grey.png")
+    picture(1).convert("L").save(tmp_path / "lossy.jpg")
+    with pytest.raises(BadFileError, match=r"lossy\.jpg: not a mask in any of PNG, BMP, TIFF"):
+        read_mask(tmp_path / "lossy.jpg")
+
+
+def test_a_see_through_mask_is_refused_and_an_opaque_one_read(tmp_path: Path) -> None:
+    mask = Image.new("LA", (4, 4), (3, 255))
+    mask.save(tmp_path / "opaque.png")
+    assert read_mask(tmp_path / "opaque.png").tolist() == [[3] * 4] * 4
+    mask.putpixel((1, 1), (3, 254))
+    mask.save(tmp_path / "clear.png")
+    with pytest.raises(BadFileError, match=r"clear\.png: a mask with transparent pixels; expected none"):
+        read_mask(tmp_path / "clear.png")
+    mask.convert("RGBA").save(tmp_path / "clear.png")
+    with pytest.raises(BadFileError, match=r"clear\.png: a mask with transparent pixels; expected none"):
+        read_colour_mask(tmp_path / "clear.png")
+
+
+def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture(1).save(tmp_path / "a.png")
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Image, "open", broken)
+    with pytest.raises(BadFileError, match=r"a\.png: cannot be read as an image \(OSError: .*Input/output error"):
+        read_image(tmp_path / "a.png")

@@ -1,0 +1,92 @@
+"""Tables from raw values and colours to class ids."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from caaseg.data.labels import ColourTable, LabelTable, distinct_colours, shipped_classes
+from caaseg.data.sample import IGNORE, BadFileError
+
+HERE = Path("mask.png")
+
+
+def test_narrow_and_wide_values_go_through_the_same_table() -> None:
+    table = LabelTable({0: IGNORE, 3: 0, 300: 1})
+    narrow = np.array([[0, 3], [3, 0]], dtype=np.uint8)
+    wide = np.array([[0, 3], [300, 0]], dtype=np.uint16)
+    assert table.apply(narrow, HERE).tolist() == [[255, 0], [0, 255]]
+    assert table.apply(wide, HERE).tolist() == [[255, 0], [1, 255]]
+    assert table.apply(np.asfortranarray(wide.T), HERE).tolist() == [[255, 1], [0, 255]]
+    assert table.apply(narrow.T, HERE).dtype == table.apply(wide, HERE).dtype == np.uint8
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
+def test_a_value_outside_the_table_is_an_error_with_file_and_values(dtype: type[np.integer]) -> None:
+    raw = np.array([[0, 1, 7], [9, 11, 2]], dtype=dtype)
+    message = "mask.png: label values 7, 9 are outside the table; expected 0 to 2, 11; correct the mask"
+    with pytest.raises(BadFileError, match=re.escape(message)):
+        LabelTable({0: 0, 1: 1, 2: 2, 11: IGNORE}).apply(raw, HERE)
+
+
+def test_negative_and_huge_values_are_outside_too() -> None:
+    raw = np.array([[-1, 70_000, *range(10, 20)]], dtype=np.int32)
+    with pytest.raises(BadFileError, match=r"label values -1, 10, 11, 12, 13, 14, 15, 16 and 4 more are outside"):
+        LabelTable({0: 0}).apply(raw, HERE)
+
+
+def test_ids_can_be_written_to_and_do_not_touch_the_raw_values() -> None:
+    raw = np.zeros((2, 2), dtype=np.uint8)
+    ids = LabelTable({0: 5}).apply(raw, HERE)
+    ids[0, 0] = 9
+    assert raw.tolist() == [[0, 0], [0, 0]]
+
+
+def test_colours_become_ids_and_others_are_named(tmp_path: Path) -> None:
+    pixels = np.array([[[1, 2, 3], [9, 9, 9]], [[0, 0, 0], [1, 2, 3]]], dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "m.png")
+    table = ColourTable({(1, 2, 3): 0, (9, 9, 9): 1, (0, 0, 0): IGNORE})
+    assert table.read(tmp_path / "m.png").tolist() == [[0, 1], [255, 0]]
+    with pytest.raises(BadFileError, match=r"m\.png: colours \(9, 9, 9\) are outside the colour table"):
+        ColourTable({(1, 2, 3): 0, (0, 0, 0): IGNORE}).read(tmp_path / "m.png")
+
+
+def test_made_colours_are_distinct_and_never_black() -> None:
+    colours = distinct_colours(254)
+    assert len(set(colours)) == 254
+    assert (0, 0, 0) not in colours
+    assert colours[:3] == ((128, 0, 0), (0, 128, 0), (128, 128, 0))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "number", "first", "last"),
+    [
+        ("pascal_context", 59, (2, "aeroplane"), (458, "wood")),
+        ("coco_stuff", 171, (1, "person"), (182, "wood")),
+        ("cityscapes", 19, (7, "road"), (33, "bicycle")),
+        ("camvid", 11, (0, "Sky"), (10, "Bicyclist")),
+    ],
+)
+def test_shipped_tables_are_whole(dataset: str, number: int, first: tuple[int, str], last: tuple[int, str]) -> None:
+    classes = shipped_classes(dataset)
+    assert len(classes.raw) == len(set(classes.raw)) == number
+    assert len(set(classes.names)) == len(set(classes.palette)) == number
+    assert all(isinstance(name, str) for name in classes.names)
+    assert all(len(colour) == 3 and all(0 <= part <= 255 for part in colour) for colour in classes.palette)
+    assert list(classes.raw) == sorted(classes.raw)
+    assert (classes.raw[0], classes.names[0]) == first
+    assert (classes.raw[-1], classes.names[-1]) == last
+
+
+def test_coco_stuff_leaves_out_the_eleven_empty_ids() -> None:
+    raw = shipped_classes("coco_stuff").raw
+    assert sorted(set(range(1, 183)) - set(raw)) == [12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91]
+    assert sum(value < 92 for value in raw) == 80
+
+
+def test_cityscapes_ids_are_the_official_ones() -> None:
+    assert shipped_classes("cityscapes").raw == (
+        *(7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33),
+    )

@@ -1,0 +1,203 @@
+"""Transforms against their definition: the whole image scaled, slowly, then cropped."""
+
+from math import floor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from caaseg.data.sample import IGNORE, Sample
+from caaseg.data.transforms import GREY, UNIT, Augmentation, View, normalise, padded, view_of
+
+seeds = st.integers(0, 2**31)
+lengths = st.integers(1, 40)
+scales = st.one_of(st.sampled_from([512, 768, 1024, 1280, 1536, 1792, 2048]), st.integers(512, 2048))
+places = st.floats(0, 1, exclude_max=True)
+
+PLAIN = View(scale=UNIT, down=0.0, right=0.0, flip=False, brightness=0.0, contrast=1.0, saturation=1.0)
+
+
+def noise(height: int, width: int, seed: int) -> Sample:
+    rng = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, 256, (height, width, 3), generator=rng, dtype=torch.uint8)  # as decoders write it
+    label = torch.randint(0, 20, (height, width), generator=rng, dtype=torch.uint8)
+    return Sample(image.permute(2, 0, 1), label, "noise")
+
+
+def landing(length: int, crop: int, scale: int, place: float) -> tuple[int, int, int, float]:
+    """Where the crop starts on the source, where the source starts on the crop, how many pixels show it, the scale.
+
+    Where scaling adds less than a pixel to what is read of an axis, the axis stays as it is.
+    """
+    scaled = floor(length * scale / UNIT)
+    window = length if scaled <= crop else int(np.ceil(crop * UNIT / scale))
+    exact = 1.0 if floor(window * scale / UNIT) == window else scale / UNIT
+    if scaled <= crop:
+        return 0, floor(place * (crop - scaled + 1)), scaled, exact
+    return floor(place * (length - window + 1)), 0, crop, exact
+
+
+def filtering(length: int, start: int, out: int, scale: float) -> NDArray[np.float64]:
+    """Antialiased bilinear weights of every source pixel (columns) in each of `out` pixels from `start` on (rows)."""
+    support = max(1.0, 1 / scale)
+    middles = start + (np.arange(out) + 0.5) / scale
+    weights = np.maximum(0, 1 - abs(np.arange(length) + 0.5 - middles[:, None]) / support)
+    return np.asarray(weights / weights.sum(1, keepdims=True))
+
+
+@given(
+    height=lengths, width=lengths, crop=st.tuples(lengths, lengths), scale=scales, down=places, right=places, seed=seeds
+)
+def test_a_view_is_the_scaled_image_cropped(
+    height: int, width: int, crop: tuple[int, int], scale: int, down: float, right: float, seed: int
+) -> None:
+    sample = noise(height, width, seed)
+    image, label, name = view_of(sample, PLAIN._replace(scale=scale, down=down, right=right), crop)
+    assert image.shape == (3, *crop)
+    assert label.shape == crop
+    assert name == "noise"
+
+    scale = max(scale, int(np.ceil(UNIT / min(height, width))))  # an image never vanishes
+    (top, above, rows, down_scale), (left, beside, columns, right_scale) = (
+        landing(length, size, scale, place)
+        for length, size, place in ((height, crop[0], down), (width, crop[1], right))
+    )
+    shown = (slice(above, above + rows), slice(beside, beside + columns))
+
+    vertical = filtering(height, top, rows, down_scale)
+    horizontal = filtering(width, left, columns, right_scale)
+    expected = vertical @ sample.image.numpy().astype(np.float64) @ horizontal.T  # (3, rows, columns)
+    difference = abs(image.numpy()[:, shown[0], shown[1]] - expected)
+    inner = (slice(top > 0, rows - (rows == crop[0])), slice(left > 0, columns - (columns == crop[1])))
+    assert difference[:, inner[0], inner[1]].max(initial=0) < 1.6  # two passes, each rounded, weights of 16 bits
+
+    for i in range(rows):
+        for j in range(columns):
+            source = sample.label[floor(top + (i + 0.5) / down_scale), floor(left + (j + 0.5) / right_scale)]
+            assert label[above + i, beside + j] == source
+
+    beyond = torch.ones(crop, dtype=torch.bool)
+    beyond[shown] = False
+    assert (image[:, beyond] == GREY).all()
+    assert (label[beyond] == IGNORE).all()
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0])
+def test_on_whole_pixels_of_the_scaled_image_a_view_is_its_crop_bit_for_bit(scale: float) -> None:
+    sample = noise(96, 120, seed=1)
+    scaled = F.interpolate(sample.image[None], scale_factor=scale, mode="bilinear", antialias=True)[0]
+    start, crop = 16, (28, 35)  # pixel 16 of the source starts on a whole pixel at all these scales
+    window = [int(np.ceil(side / scale)) for side in crop]
+    down, right = ((start + 0.5) / (side - size + 1) for side, size in zip((96, 120), window, strict=True))
+    image = view_of(sample, PLAIN._replace(scale=int(scale * UNIT), down=down, right=right), crop).image
+    first = int(start * scale)
+    expected = scaled[:, first : first + crop[0], first : first + crop[1]]
+    assert torch.equal(image[:, 1:-1, 1:-1], expected[:, 1:-1, 1:-1])
+
+
+@given(height=lengths, width=lengths, crop=st.tuples(lengths, lengths), scale=scales, seed=seeds)
+def test_a_flip_mirrors_image_and_label(height: int, width: int, crop: tuple[int, int], scale: int, seed: int) -> None:
+    view = PLAIN._replace(scale=scale, down=0.3, right=0.8)
+    plain = view_of(noise(height, width, seed), view, crop)
+    flipped = view_of(noise(height, width, seed), view._replace(flip=True), crop)
+    assert torch.equal(flipped.image, plain.image.flip(2))
+    assert torch.equal(flipped.label, plain.label.flip(1))
+
+
+@given(brightness=st.floats(-255, 255), contrast=st.floats(0, 2), saturation=st.floats(0, 2), seed=seeds)
+def test_colours_change_as_defined_and_padding_and_label_do_not(
+    brightness: float, contrast: float, saturation: float, seed: int
+) -> None:
+    sample, crop = noise(5, 6, seed), (7, 6)
+    view = PLAIN._replace(brightness=brightness, contrast=contrast, saturation=saturation)
+    image, label, _ = view_of(sample, view, crop)
+    before = sample.image.double()
+    luma = (before * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(3, 1, 1)).sum(0)
+    expected = luma + saturation * (before - luma)
+    expected = 128 + contrast * (expected - 128) + brightness
+    torch.testing.assert_close(image[:, :5].double(), expected.clamp(0, 255), rtol=0, atol=0.51)
+    assert (image[:, 5:] == GREY).all()
+    assert torch.equal(label, view_of(sample, PLAIN, crop).label)
+
+
+def test_draws_follow_the_settings() -> None:
+    def draws(**options: Any) -> list[View]:
+        augmentation = Augmentation(crop=(8, 8), **options)
+        return [augmentation.draw(np.random.default_rng(seed)) for seed in range(2000)]
+
+    stepped = draws()
+    counts = {scale: sum(view.scale == scale for view in stepped) for scale in {view.scale for view in stepped}}
+    assert sorted(counts) == [512, 768, 1024, 1280, 1536, 1792, 2048]
+    assert min(counts.values()) > 200  # 286 expected
+    assert 900 < sum(view.flip for view in stepped) < 1100
+    assert {(view.brightness, view.contrast, view.saturation) for view in stepped} == {(0, 1, 1)}
+
+    free = [view.scale / UNIT for view in draws(scale_step=None)]
+    assert 0.5 <= min(free) < 0.51
+    assert 1.99 < max(free) <= 2.0
+    assert abs(np.mean(free) - 1.25) < 0.03
+
+    coloured = draws(flip=0.0, brightness=32, contrast=0.4, saturation=0.2)
+    assert [view.scale for view in coloured] == [view.scale for view in stepped]  # one option leaves the others be
+    assert not any(view.flip for view in coloured)
+    shifts = [view.brightness for view in coloured if view.brightness]
+    assert 900 < len(shifts) < 1100
+    assert -32 <= min(shifts) < -31
+    assert 31 < max(shifts) <= 32
+    assert 0.6 <= min(view.contrast for view in coloured) < 0.61
+    assert 1.19 < max(view.saturation for view in coloured) <= 1.2
+
+
+def test_a_sample_depends_on_its_generator_alone() -> None:
+    sample, augmentation = noise(40, 50, seed=0), Augmentation(crop=(32, 32), brightness=32)
+    first, again, other = (augmentation(sample, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first.image, again.image)
+    assert torch.equal(first.label, again.label)
+    assert not torch.equal(first.image, other.image)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop": (0, 5)}, r"crop is 0 x 5; expected at least 1 on each side"),
+        ({"scales": (2.0, 0.5)}, r"scales are 2\.0 to 0\.5; expected smallest to largest, from 1/16 to 16"),
+        ({"scales": (0.0, 1.0)}, r"scales are 0\.0 to 1\.0"),
+        ({"scale_step": 0.0}, r"scale_step is 0\.0; expected 0\.0009765625 or more, or none"),
+        ({"flip": 1.5}, r"flip is 1\.5; expected 0 to 1"),
+        ({"brightness": -1.0}, r"brightness is -1\.0; expected 0 to 255"),
+        ({"contrast": 2.0}, r"contrast is 2\.0; expected 0 to 1"),
+        ({"saturation": float("nan")}, r"saturation is nan; expected 0 to 1"),
+    ],
+)
+def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Augmentation(**{"crop": (8, 8), **options})
+
+
+def test_padding_keeps_the_image_and_ignores_the_rest() -> None:
+    sample = noise(3, 4, seed=0)
+    image, label, _ = padded(sample, (5, 4))
+    assert torch.equal(image[:, :3], sample.image)
+    assert torch.equal(label[:3], sample.label)
+    assert (image[:, 3:] == GREY).all()
+    assert (label[3:] == IGNORE).all()
+    with pytest.raises(ValueError, match=r"noise: 3 x 4 does not fit in 5 x 3; pad to the size of the largest image"):
+        padded(sample, (5, 3))
+
+
+def test_normalisation_is_that_of_imagenet() -> None:
+    images = torch.stack([noise(3, 4, seed).image for seed in (0, 1)])
+    mean, std = (
+        torch.tensor(values, dtype=torch.float64).view(3, 1, 1)
+        for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    )
+    normalised = normalise(images)
+    assert normalised.dtype == torch.float32
+    torch.testing.assert_close(normalised.double(), (images.double() / 255 - mean) / std, rtol=0, atol=1e-6)
+    with pytest.raises(ValueError, match=r"images are torch.float32; expected uint8"):
+        normalise(normalised)

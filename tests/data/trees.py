@@ -1,0 +1,144 @@
+"""Small copies of the datasets' official folder trees, written with real encoders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.io import savemat
+from torch import Tensor
+
+Label = NDArray[Any]
+
+CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid"
+"""The real CamVid, beside the repository where a developer has it."""
+
+
+def picture(seed: int, height: int = 12, width: int = 16) -> Image.Image:
+    """A smooth picture: a lossy encoder changes it little."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (3, 4, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def save_picture(path: Path, seed: int = 0, height: int = 12, width: int = 16) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture(seed, height, width).save(path)
+
+
+def save_mask(path: Path, values: Label) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(values.astype(np.uint8)).save(path)
+
+
+def values_of(*values: int, height: int = 12, width: int = 16) -> Label:
+    """A label map with exactly these values in it."""
+    return np.resize(np.asarray(values), (height, width))
+
+
+def values_in(label: Tensor) -> list[int]:
+    return sorted(set(label.flatten().tolist()))
+
+
+def write_lines(path: Path, lines: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def camvid(root: Path, *, suffix: str = ".png", full_paths: bool = False) -> None:
+    for split, number in (("train", 3), ("val", 2), ("test", 2)):
+        names = [f"0001TP_{split}{k}" for k in range(number)]
+        for k, name in enumerate(names):
+            save_picture(root / split / f"{name}{suffix}", seed=k)
+            save_mask(root / f"{split}annot" / f"{name}.png", values_of(0, 5, 10, 11))
+        there = f"/SegNet/CamVid/{split}"
+        paths = [f"{there}/{name}.png {there}annot/{name}.png" for name in names]
+        write_lines(root / f"{split}.txt", paths if full_paths else names)
+
+
+def cityscapes(root: Path) -> None:
+    for split, city in (("train", "aachen"), ("train", "ulm"), ("val", "lindau"), ("test", "bonn")):
+        for frame in range(2):
+            stem = f"{city}/{city}_000000_{frame:06d}"
+            save_picture(root / "leftImg8bit" / split / f"{stem}_leftImg8bit.png", seed=frame)
+            save_mask(root / "gtFine" / split / f"{stem}_gtFine_labelIds.png", values_of(0, 7, 33, 4))
+            save_mask(root / "gtFine" / split / f"{stem}_gtFine_instanceIds.png", values_of(7))  # shipped along
+
+
+def coco_stuff_10k(root: Path, values: Label | None = None) -> None:
+    for split, number in (("train", 3), ("test", 2)):
+        names = [f"COCO_train2014_{k:012d}" for k in range(number * 10, number * 11)]
+        for name in names:
+            save_picture(root / "images" / f"{name}.jpg")
+            (root / "annotations").mkdir(parents=True, exist_ok=True)
+            labels = values_of(0, 1, 90, 92, 182) if values is None else values
+            content = {"S": labels.astype(np.uint8), "captions": np.array(["a", "b"], dtype=object)}
+            savemat(root / "annotations" / f"{name}.mat", content, do_compression=True)
+        write_lines(root / "imageLists" / f"{split}.txt", names)
+
+
+def coco_stuff_164k(root: Path) -> None:
+    for split, number in (("train", 3), ("val", 2)):
+        for k in range(number):
+            save_picture(root / "images" / f"{split}2017" / f"{k:012d}.jpg")
+            save_mask(root / "annotations" / f"{split}2017" / f"{k:012d}.png", values_of(0, 89, 91, 181, 255))
+
+
+CONTEXT_NAMES = {"train": ["2008_000002", "2008_000003"], "val": ["2010_000001"]}
+
+
+def voc2010(root: Path) -> None:
+    voc = root / "VOCdevkit" / "VOC2010"
+    for split, names in CONTEXT_NAMES.items():
+        for name in names:
+            save_picture(voc / "JPEGImages" / f"{name}.jpg")
+        write_lines(voc / "ImageSets" / "Main" / f"{split}.txt", names)
+    save_picture(voc / "JPEGImages" / "2007_000999.jpg")  # VOC has images that Context has not
+
+
+def context_mat(root: Path, values: Label) -> None:
+    (root / "trainval").mkdir(parents=True)
+    for name in (name for names in CONTEXT_NAMES.values() for name in names):
+        savemat(root / "trainval" / f"{name}.mat", {"LabelMap": values.astype(np.uint16)}, do_compression=True)
+
+
+def context_json(root: Path, values: Label) -> None:
+    images, regions = [], []
+    for split, names in CONTEXT_NAMES.items():
+        for name in names:
+            number = int(name.replace("_", ""))
+            height, width = values.shape
+            images.append(
+                {"file_name": f"{name}.jpg", "image_id": number, "phase": split, "height": height, "width": width}
+            )
+            for raw in np.unique(values[values > 0]).tolist():
+                counts = encode_rle(values == raw)
+                segmentation = {"size": [height, width], "counts": counts}
+                regions.append({"image_id": number, "category_id": raw, "segmentation": segmentation})
+    path = root / "VOCdevkit" / "VOC2010" / "trainval_merged.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"images": images, "annos_segmentation": regions, "categories": []}))
+
+
+def encode_rle(mask: NDArray[np.bool_]) -> str:
+    """COCO's compressed run lengths, one number and one character at a time, as its definition reads."""
+    runs: list[int] = []
+    current, length = False, 0
+    for pixel in mask.T.ravel().tolist():
+        if pixel != current:
+            runs.append(length)
+            current, length = pixel, 0
+        length += 1
+    runs.append(length)
+    text = ""
+    for k, run in enumerate(runs):
+        number = run - runs[k - 2] if k > 2 else run
+        more = True
+        while more:
+            bits = number & 31
+            number >>= 5
+            more = number != (-1 if bits & 16 else 0)
+            text += chr(48 + bits + (32 if more else 0))
+    return text
