@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-IGNORE = 255
+from caaseg.data.sample import IGNORE
 
 
 class ConfusionMatrix:
