@@ -95,6 +95,7 @@ def test_the_command_measures_drawn_scenes_and_writes_what_it_found(
     assert found["data"] == "scenes, drawn"
     assert found["crop"] == [64, 96]
     assert {"command", "commit", "hardware", "versions"} <= set(found)
+    assert found["hardware"]["threads"] == 1
     assert "times as fast as the faster reference" in shown
 
 
