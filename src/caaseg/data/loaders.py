@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from caaseg.data.sample import BadFileError, Batch, Sample, SegmentationDataset
-from caaseg.data.transforms import Augmentation, padded
+from caaseg.data.transforms import Augmentation, padded, write_view
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +113,9 @@ class TrainingBatches(Dataset[Filled]):
             sample = self._read(step, k, faults)
             if sample is None:
                 return Filled(slot, None, faults)
-            image, label, name = self.augmentation(sample, _stream(self.seed, VIEW, step, k))
-            self.slots.images[slot, n] = image
-            self.slots.labels[slot, n] = label
-            names.append(name)
+            view = self.augmentation.draw(_stream(self.seed, VIEW, step, k))
+            write_view(sample, view, self.slots.images[slot, n], self.slots.labels[slot, n])
+            names.append(sample.name)
         return Filled(slot, tuple(names), faults)
 
     def _read(self, step: int, k: int, faults: dict[int, str]) -> Sample | None:

@@ -109,24 +109,34 @@ class Span(NamedTuple):
 
 def view_of(sample: Sample, view: View, crop: tuple[int, int]) -> Sample:
     """The crop that a view shows: the image bilinear and antialiased, the label by its nearest pixels."""
+    image, label = torch.empty((3, *crop), dtype=torch.uint8), torch.empty(crop, dtype=torch.uint8)
+    write_view(sample, view, image, label)
+    return Sample(image, label, sample.name)
+
+
+def write_view(sample: Sample, view: View, image: Tensor, label: Tensor) -> None:
+    """Write the crop that a view shows into memory of its size: image (3, H, W) and label (H, W), both uint8."""
     height, width = sample.label.shape
     scale = max(view.scale, -(-UNIT // min(height, width)))  # at least one pixel is left
-    rows = _span(height, crop[0], scale, view.down)
-    columns = _span(width, crop[1], scale, view.right)
+    rows = _span(height, label.shape[0], scale, view.down)
+    columns = _span(width, label.shape[1], scale, view.right)
 
-    image = sample.image[:, rows.source, columns.source]
+    seen = sample.image[:, rows.source, columns.source]
     if scale != UNIT:
-        window = image[None].contiguous(memory_format=torch.channels_last)  # so it is resized twice as fast
-        image = F.interpolate(window, scale_factor=scale / UNIT, mode="bilinear", antialias=True)[0]
-        image = image[:, : len(rows.nearest), : len(columns.nearest)]  # the window is a whole number of pixels
-    image = _coloured(image, view)
-    label = torch.from_numpy(sample.label.numpy()[rows.nearest][:, columns.nearest])  # numpy is quickest at this
-    if label.shape != crop:
-        image = _framed(image, rows.target, columns.target, crop, GREY)
-        label = _framed(label, rows.target, columns.target, crop, IGNORE)
+        window = seen[None].contiguous(memory_format=torch.channels_last)  # so it is resized twice as fast
+        seen = F.interpolate(window, scale_factor=scale / UNIT, mode="bilinear", antialias=True)[0]
+        seen = seen[:, : len(rows.nearest), : len(columns.nearest)]  # the window is a whole number of pixels
+    seen = _coloured(seen, view)
+    target, nearest = columns.target, columns.nearest
     if view.flip:
-        image, label = image.flip(-1), label.flip(-1)
-    return Sample(image, label, sample.name)
+        seen, nearest = seen.flip(-1), nearest[::-1]
+        target = slice(label.shape[1] - target.stop, label.shape[1] - target.start)
+
+    if seen.shape != image.shape:
+        image.fill_(GREY)
+        label.fill_(IGNORE)
+    image[:, rows.target, target] = seen
+    label.numpy()[rows.target, target] = sample.label.numpy()[rows.nearest][:, nearest]  # numpy is quickest at this
 
 
 def padded(sample: Sample, size: tuple[int, int]) -> Sample:
@@ -137,12 +147,8 @@ def padded(sample: Sample, size: tuple[int, int]) -> Sample:
             f"{sample.name}: {height} x {width} does not fit in {size[0]} x {size[1]}; "
             "pad to the size of the largest image, or evaluate images one by one"
         )
-    rows, columns = slice(0, height), slice(0, width)
-    return Sample(
-        _framed(sample.image, rows, columns, size, GREY),
-        _framed(sample.label, rows, columns, size, IGNORE),
-        sample.name,
-    )
+    beyond = (0, size[1] - width, 0, size[0] - height)  # left, right, above, below
+    return Sample(F.pad(sample.image, beyond, value=GREY), F.pad(sample.label, beyond, value=IGNORE), sample.name)
 
 
 def normalise(
@@ -170,12 +176,6 @@ def _span(length: int, crop: int, scale: int, place: float) -> Span:
         scale = UNIT  # less than a pixel more: interpolate leaves such an axis as it is, and so must the label be
     middles = 2 * np.arange(target.stop - target.start) + 1  # twice the middle of each pixel of the target
     return Span(source, target, source.start + middles * UNIT // (2 * scale))
-
-
-def _framed(pixels: Tensor, rows: slice, columns: slice, size: tuple[int, int], value: int) -> Tensor:
-    framed = pixels.new_full((*pixels.shape[:-2], *size), value)
-    framed[..., rows, columns] = pixels
-    return framed
 
 
 def _coloured(image: Tensor, view: View) -> Tensor:
