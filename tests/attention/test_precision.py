@@ -6,6 +6,7 @@ from torch import Tensor
 
 from caaseg.attention import (
     ChannelGate,
+    ChannelizedAxialAttention,
     Implementation,
     axial_attention,
     channel_attention,
@@ -89,3 +90,14 @@ def test_autocast_does_not_narrow_the_scores() -> None:
     assert ours.dtype == torch.bfloat16
     assert relative_error(ours, expected) < 5e-3  # scores in bfloat16 are off by ten times that
     assert relative_error(alone, self_attention(*(m.double() for m in maps))) < 5e-3
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_block_stays_in_half_precision_under_autocast(implementation: Implementation) -> None:
+    block = ChannelizedAxialAttention(16, key_channels=8, value_channels=32, implementation=implementation, groups=3)
+    features = draw(0, 16, torch.float32, "channels_last")
+    with torch.autocast("cpu", torch.bfloat16):
+        output = block(features)
+    assert output.dtype == torch.bfloat16
+    output.float().square().mean().backward()  # type: ignore[no-untyped-call]
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in block.parameters())

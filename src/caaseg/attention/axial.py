@@ -70,6 +70,11 @@ def gather(weights: Tensor, lines: Tensor) -> Tensor:
     return weights.to(lines.dtype) @ lines
 
 
+def sum_over(axes: int | tuple[int, ...], features: Tensor) -> Tensor:
+    """A sum in the features' own dtype: autocast would make it float32, and whatever it is multiplied with after it."""
+    return features.sum(axes, dtype=features.dtype)
+
+
 def axial_attention(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> Tensor:
     """Gather along every column, then along every row, Eq. (5).
 

@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from caaseg.attention.axial import as_columns, axial_attention, column_weights, from_rows, gather, row_weights
+from caaseg.attention.axial import (
+    as_columns,
+    axial_attention,
+    column_weights,
+    from_rows,
+    gather,
+    row_weights,
+    sum_over,
+)
 from caaseg.attention.checks import check_maps
 from caaseg.attention.gate import Activation, ChannelGate, Gate, ask
 from caaseg.attention.grouped import grouped_axial_attention
@@ -94,7 +102,9 @@ def _factorised(
     """Plain axial attention, its gates found on the way and both applied at the end."""
     height, width = values.shape[2:]
     y = gather(by_column, as_columns(values))  # (N, W, H, C)
-    g_col = None if column_gate is None else ask(column_gate, y.sum(1) / (height * width), "column_gate")  # (N, H, C)
+    g_col = (
+        None if column_gate is None else ask(column_gate, sum_over(1, y) / (height * width), "column_gate")
+    )  # (N, H, C)
     r = gather(by_row, y.transpose(1, 2))  # (N, H, W, C)
     g_row = None
     if g_col is not None and row_gate is not None and torch.is_grad_enabled():
@@ -104,7 +114,7 @@ def _factorised(
         if g_col is not None:
             r = r * g_col.unsqueeze(2)
         if row_gate is not None:
-            g_row = ask(row_gate, r.sum(1) / (height * width), "row_gate")  # (N, W, C)
+            g_row = ask(row_gate, sum_over(1, r) / (height * width), "row_gate")  # (N, W, C)
             r = r * g_row.unsqueeze(1)
     return AxialMaps(from_rows(r), by_column, by_row, g_col, g_row)
 
@@ -128,7 +138,7 @@ def _apply_both_gates(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:
 class _SumGatedRows(torch.autograd.Function):
     @staticmethod
     def forward(r: Tensor, g_col: Tensor) -> Tensor:  # (N, H, W, C), (N, H, 1, C)
-        return (r * g_col).sum(1)
+        return sum_over(1, r * g_col)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
