@@ -99,5 +99,5 @@ def test_the_block_stays_in_half_precision_under_autocast(implementation: Implem
     with torch.autocast("cpu", torch.bfloat16):
         output = block(features)
     assert output.dtype == torch.bfloat16
-    output.float().square().mean().backward()  # type: ignore[no-untyped-call]
+    output.float().square().mean().backward()
     assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in block.parameters())
