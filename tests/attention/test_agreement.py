@@ -96,6 +96,7 @@ def test_gradients_pass_gradcheck(implementation: Implementation, gated: str) ->
         return channelized_axial_attention(a, b, v, column_gate, row_gate, implementation=implementation, groups=2)
 
     assert torch.autograd.gradcheck(attend, maps)
+    assert torch.autograd.gradgradcheck(attend, maps)
 
 
 @given(n=counts, c=counts, d=counts, h=lengths, w=lengths, seed=seeds)

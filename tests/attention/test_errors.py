@@ -81,8 +81,9 @@ def test_every_empty_axis_is_named(axis: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": 0}, "groups is 0; expected 1 (full vectorization) or more (smaller slices)"),
-        ({"groups": -3}, "groups is -3; expected 1 (full vectorization) or more (smaller slices)"),
+        ({"groups": 0}, "groups is 0; expected a whole number: 1 (full vectorization) or more (smaller slices)"),
+        ({"groups": -3}, "groups is -3; expected a whole number: 1 (full vectorization) or more (smaller slices)"),
+        ({"groups": 2.5}, "groups is 2.5; expected a whole number: 1 (full vectorization) or more (smaller slices)"),
         (
             {"implementation": "fast"},
             "implementation is 'fast'; expected one of auto, factorised, grouped, loop, fused",
@@ -115,7 +116,7 @@ def test_a_gate_that_answers_with_another_shape_is_named(axis: str, implementati
 
 def test_self_attention_names_what_does_not_fit() -> None:
     queries, keys, values = torch.randn(2, 3, 5, 7), torch.randn(2, 6, 5, 7), torch.randn(2, 4, 5, 7)
-    message = "keys has 6 channels, but queries has 3; queries and keys are compared channel by channel"
+    message = "keys has 6 channels, but queries has 3; they meet channel by channel"
     with pytest.raises(ValueError, match=message):
         self_attention(queries, keys, values)
     with pytest.raises(ValueError, match=message):

@@ -1,5 +1,7 @@
 """Half precision loses what its format must lose, and nothing to scores: those are float32 throughout."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,15 +83,24 @@ def test_long_keys_stay_finite_forward_and_backward(name: str, dtype: torch.dtyp
         assert tensor.isfinite().all()
 
 
-def test_autocast_does_not_narrow_the_scores() -> None:
-    maps = [draw(seed, channels, torch.float32, "contiguous") for seed, channels in enumerate((64, 64, 32))]
-    expected = axial_attention(*(m.double() for m in maps))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_changes_neither_dtype_nor_accuracy(name: str, dtype: torch.dtype) -> None:
+    maps = [draw(seed, channels, dtype, "contiguous") for seed, channels in enumerate((64, 64, 32))]
+    gates = [ChannelGate(32) for _ in range(2)]
+    expected = attend(name, [m.double() for m in maps], [copy.deepcopy(gate).double() for gate in gates])
     with torch.autocast("cpu", torch.bfloat16):
-        ours = axial_attention(*maps)
-        alone = self_attention(*maps)
-    assert ours.dtype == torch.bfloat16
-    assert relative_error(ours, expected) < 5e-3  # scores in bfloat16 are off by ten times that
-    assert relative_error(alone, self_attention(*(m.double() for m in maps))) < 5e-3
+        ours = attend(name, maps, gates)
+    assert ours.dtype == dtype
+    # Gates run in bfloat16 here; scores in bfloat16 would be off by ten times that.
+    assert relative_error(ours, expected) < (LIMITS[torch.bfloat16] if dtype == torch.bfloat16 else 3e-3)
+
+
+@pytest.mark.parametrize("name", [*IMPLEMENTATIONS, "channelized_self"])
+def test_large_values_do_not_overflow_the_pooling_in_half_precision(name: str) -> None:
+    maps = [draw(0, 16, torch.float16, "contiguous"), draw(1, 16, torch.float16, "contiguous")]
+    maps.append(draw(2, 32, torch.float16, "contiguous").abs() * 5000)
+    assert attend(name, maps, [ChannelGate(32).half() for _ in range(2)]).isfinite().all()
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -66,13 +66,9 @@ def row_weights(row_keys: Tensor) -> Tensor:
 
 
 def gather(weights: Tensor, lines: Tensor) -> Tensor:
-    """Sum each line's values with its own weights: (N, S, L, L) and (N, S, L, C) -> (N, S, L, C)."""
-    return weights.to(lines.dtype) @ lines
-
-
-def sum_over(axes: int | tuple[int, ...], features: Tensor) -> Tensor:
-    """A sum in the features' own dtype: autocast would make it float32, and whatever it is multiplied with after it."""
-    return features.sum(axes, dtype=features.dtype)
+    """Sum each line's values with its own weights: (N, S, L, L) and (N, S, L, C) -> (N, S, L, C), in their dtype."""
+    with without_autocast(lines.device.type):
+        return weights.to(lines.dtype) @ lines
 
 
 def axial_attention(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from caaseg.attention.axial import (
     as_columns,
@@ -26,7 +26,6 @@ from caaseg.attention.axial import (
     from_rows,
     gather,
     row_weights,
-    sum_over,
 )
 from caaseg.attention.checks import check_maps
 from caaseg.attention.gate import Activation, ChannelGate, Gate, ask
@@ -92,8 +91,10 @@ def check_implementation(implementation: str, groups: int) -> None:
             "implementation is 'fused', but this version has no fused kernel; "
             "use 'auto', which takes the fastest implementation there is"
         )
-    if groups < 1:
-        raise ValueError(f"groups is {groups}; expected 1 (full vectorization) or more (smaller slices)")
+    if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
+        raise ValueError(
+            f"groups is {groups!r}; expected a whole number: 1 (full vectorization) or more (smaller slices)"
+        )
 
 
 def _factorised(
@@ -102,73 +103,90 @@ def _factorised(
     """Plain axial attention, its gates found on the way and both applied at the end."""
     height, width = values.shape[2:]
     y = gather(by_column, as_columns(values))  # (N, W, H, C)
-    g_col = (
-        None if column_gate is None else ask(column_gate, sum_over(1, y) / (height * width), "column_gate")
-    )  # (N, H, C)
+    g_col = None if column_gate is None else ask(column_gate, y.mean(1) / height, "column_gate")  # (N, H, C)
     r = gather(by_row, y.transpose(1, 2))  # (N, H, W, C)
+    del y  # a map less while the gates are applied
     g_row = None
     if g_col is not None and row_gate is not None and torch.is_grad_enabled():
-        g_row = ask(row_gate, _sum_gated_rows(r, g_col) / (height * width), "row_gate")  # (N, W, C)
-        r = _apply_both_gates(r, g_col, g_row)
+        t, pooled = _gate_rows(r, g_col)  # (N, H, W, C), (N, W, C)
+        g_row = ask(row_gate, pooled / width, "row_gate")  # (N, W, C)
+        r = _gate_columns(t, g_row, r, g_col)
     else:
         if g_col is not None:
             r = r * g_col.unsqueeze(2)
         if row_gate is not None:
-            g_row = ask(row_gate, sum_over(1, r) / (height * width), "row_gate")  # (N, W, C)
+            g_row = ask(row_gate, r.mean(1) / width, "row_gate")  # (N, W, C)
             r = r * g_row.unsqueeze(1)
     return AxialMaps(from_rows(r), by_column, by_row, g_col, g_row)
 
 
-# Left to itself, autograd keeps g_col * r beside r, and holds several maps at once on its way back: half as much
-# training memory again as plain axial attention takes. These two functions keep r alone and make one map at a time.
+# Left to itself, autograd keeps t = g_col * r beside r, and holds several more maps at once on its way back. These two
+# functions keep r alone, give its gradient in one piece, and work through products of maps a quarter at a time.
 
 
-def _sum_gated_rows(r: Tensor, g_col: Tensor) -> Tensor:
-    """The sum over i of g_col[i, c] * r[i, j, c], for r (N, H, W, C) and g_col (N, H, C) -> (N, W, C)."""
-    summed: Tensor = _SumGatedRows.apply(r, g_col.unsqueeze(2))  # type: ignore[no-untyped-call]
-    return summed
+def _gate_rows(r: Tensor, g_col: Tensor) -> tuple[Tensor, Tensor]:
+    """The product t = g_col * r and its mean over i, for r (N, H, W, C), g_col (N, H, C) -> (N, H, W, C), (N, W, C)."""
+    t, pooled = _GateRows.apply(r, g_col.unsqueeze(2))  # type: ignore[no-untyped-call]
+    return t, pooled
 
 
-def _apply_both_gates(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:
-    """The product r * g_col * g_row, for r (N, H, W, C), g_col (N, H, C) and g_row (N, W, C) -> (N, H, W, C)."""
-    gated: Tensor = _BothGates.apply(r, g_col.unsqueeze(2), g_row.unsqueeze(1))  # type: ignore[no-untyped-call]
+def _gate_columns(t: Tensor, g_row: Tensor, r: Tensor, g_col: Tensor) -> Tensor:
+    """The product t * g_row, for t = g_col * r (N, H, W, C) and g_row (N, W, C); t is made again when needed."""
+    gated: Tensor = _GateColumns.apply(t, g_row.unsqueeze(1), r, g_col.unsqueeze(2))  # type: ignore[no-untyped-call]
     return gated
 
 
-class _SumGatedRows(torch.autograd.Function):
-    @staticmethod
-    def forward(r: Tensor, g_col: Tensor) -> Tensor:  # (N, H, W, C), (N, H, 1, C)
-        return sum_over(1, r * g_col)
+class _GateRows(torch.autograd.Function):
+    generate_vmap_rule = True
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def forward(r: Tensor, g_col: Tensor) -> tuple[Tensor, Tensor]:  # (N, H, W, C), (N, H, 1, C)
+        t = r * g_col
+        return t, t.mean(1)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: FunctionCtx, grad_t: Tensor, grad_pooled: Tensor) -> tuple[Tensor, Tensor]:
         r, g_col = ctx.saved_tensors  # type: ignore[attr-defined]
-        grad = grad.unsqueeze(1)  # (N, 1, W, C)
-        grad_col = (r * grad).sum(2, keepdim=True)
-        return grad * g_col, grad_col
+        spread = grad_pooled.unsqueeze(1) / r.shape[1]  # (N, 1, W, C)
+        if torch.is_grad_enabled():  # second derivatives are wanted: nothing may be overwritten
+            grad_t = grad_t + spread
+            return grad_t * g_col, _sum_of_products(2, grad_t, r)
+        grad_t = grad_t.add_(spread)  # made by _GateColumns for this place alone
+        grad_col = _sum_of_products(2, grad_t, r)
+        return grad_t.mul_(g_col), grad_col
 
 
-class _BothGates(torch.autograd.Function):
-    @staticmethod
-    def forward(r: Tensor, g_col: Tensor, g_row: Tensor) -> Tensor:  # (N, H, W, C), (N, H, 1, C), (N, 1, W, C)
-        return (r * g_col).mul_(g_row)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+class _GateColumns(torch.autograd.Function):
+    generate_vmap_rule = True
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        r, g_col, g_row = ctx.saved_tensors  # type: ignore[attr-defined]
-        grad_row = (grad * r).mul_(g_col).sum(1, keepdim=True)
-        grad_col = (grad * r).mul_(g_row).sum(2, keepdim=True)
-        return (grad * g_col).mul_(g_row), grad_col, grad_row
+    def forward(t: Tensor, g_row: Tensor, r: Tensor, g_col: Tensor) -> Tensor:
+        return t * g_row  # (N, H, W, C), (N, 1, W, C)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        g_row, r, g_col = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad_row = _sum_of_products(1, grad, r, g_col)
+        return grad * g_row, grad_row, None, None
+
+
+def _sum_of_products(axis: int, *factors: Tensor) -> Tensor:
+    """The sum over one axis of a product of maps, kept as an axis of one, for a quarter of the channels at a time."""
+    sums = []
+    for first, *others in zip(*(factor.chunk(4, dim=-1) for factor in factors), strict=True):
+        product = first
+        for other in others:
+            product = product * other
+        sums.append(product.sum(axis, keepdim=True))
+    return torch.cat(sums, dim=-1)
 
 
 class ChannelizedAxialAttention(nn.Module):

@@ -30,18 +30,20 @@ def check_maps(**maps: Tensor) -> None:
 
 
 def check_same_channels(**maps: Tensor) -> None:
-    """Refuse maps whose channels are multiplied with each other but differ in number."""
+    """Refuse maps whose channels meet each other but differ in number."""
     first, reference = next(iter(maps.items()))
     for name, tensor in maps.items():
         if tensor.shape[1] != reference.shape[1]:
             raise ValueError(
                 f"{name} has {tensor.shape[1]} channels, but {first} has {reference.shape[1]}; "
-                "queries and keys are compared channel by channel and need the same number"
+                "they meet channel by channel and need the same number"
             )
 
 
 def check_gate(gate: Tensor, pooled: Tensor, name: str) -> None:
     """Refuse a gate that answered with another shape than it was asked with."""
+    if not isinstance(gate, Tensor):
+        raise ValueError(f"{name} returned {type(gate).__name__}; expected a tensor (N, positions, channels)")
     if gate.shape != pooled.shape:
         raise ValueError(
             f"{name} returned shape {tuple(gate.shape)} for pooled features of shape {tuple(pooled.shape)}; "

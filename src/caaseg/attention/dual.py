@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caaseg.attention.axial import softmax_scores
-from caaseg.attention.checks import check_maps
+from caaseg.attention.axial import softmax_scores, without_autocast
+from caaseg.attention.checks import check_maps, check_same_channels
 from caaseg.attention.gate import ChannelGate, Gate, ask
 from caaseg.attention.spatial import as_pixels, self_attention
 
@@ -31,7 +31,8 @@ def position_attention(features: Tensor, queries: Tensor, keys: Tensor, values: 
         scale: the learned weight, one number.
     """
     check_maps(features=features, queries=queries, keys=keys, values=values)
-    return scale * self_attention(queries, keys, values) + features
+    check_same_channels(features=features, values=values)
+    return scale.to(features.dtype) * self_attention(queries, keys, values) + features
 
 
 def channel_attention(features: Tensor, scale: Tensor) -> Tensor:
@@ -54,8 +55,9 @@ def channel_weights(features: Tensor) -> Tensor:
 
 
 def _mix_channels(features: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-    mixed = (weights.to(features.dtype) @ features.flatten(2)).view_as(features)
-    return scale * mixed + features
+    with without_autocast(features.device.type):
+        mixed = (weights.to(features.dtype) @ features.flatten(2)).view_as(features)
+    return scale.to(features.dtype) * mixed + features
 
 
 def squeeze_excitation(features: Tensor, gate: Gate) -> Tensor:
@@ -115,6 +117,8 @@ class SqueezeExcitation(nn.Module):
 
     def __init__(self, channels: int, *, reduction: int = 4) -> None:
         super().__init__()
+        if reduction < 1:
+            raise ValueError(f"reduction is {reduction}; expected 1 or more")
         self.gate = ChannelGate(channels, layers=1, width=max(channels // reduction, 1), activation="relu")
 
     def forward(self, features: Tensor) -> Tensor:

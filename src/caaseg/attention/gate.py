@@ -1,10 +1,10 @@
 """Channel gates: one weight in (0, 1) a channel, from pooled features."""
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal
 
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, linear
+from torch.nn.functional import leaky_relu
 
 from caaseg.attention.checks import check_gate
 
@@ -41,14 +41,16 @@ class ChannelGate(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        # Through the weights, not the modules: on a GPU, calling twelve modules takes longer than their products.
         for layer in self.hidden:
-            pooled = leaky_relu(linear(pooled, cast(Tensor, layer.weight)), self.slope)  # (N, L, width)
-        return linear(pooled, self.last.weight).sigmoid()  # (N, L, C)
+            pooled = leaky_relu(layer(pooled), self.slope)  # (N, L, width)
+        logits: Tensor = self.last(pooled)  # (N, L, C)
+        return logits.sigmoid()
 
 
 def ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
     """The gate's answer for pooled features, checked and in their dtype."""
+    if not callable(gate):
+        raise ValueError(f"{name} is {gate!r}; expected a callable (N, L, C) -> (N, L, C), or None for no gate")
     answer = gate(pooled)
     check_gate(answer, pooled, name)
     return answer.to(pooled.dtype)

@@ -9,7 +9,7 @@ Shapes: N batch, S lines side by side, L positions on a line, C channels, G grou
 import torch
 from torch import Tensor
 
-from caaseg.attention.axial import as_columns, from_rows, sum_over
+from caaseg.attention.axial import as_columns, from_rows
 from caaseg.attention.gate import Gate, ask
 
 
@@ -37,12 +37,15 @@ def channelize_in_groups(weights: Tensor, lines: Tensor, gate: Gate | None, grou
 
 def _channelize(weights: Tensor, lines: Tensor, gate: Gate | None, name: str) -> Tensor:
     """One slice: (N, S, L/G, L) and (N, S, L, C) -> (N, S, L/G, C)."""
+    # Sums name their dtype, because autocast would make them float32, and the terms with them.
     alpha = weights.unsqueeze(-1) * lines.unsqueeze(2)  # (N, S, L/G, L, C)
     if gate is not None:
-        pooled = sum_over((1, 3), alpha) / (lines.shape[1] * lines.shape[2])  # (N, L/G, C), divided by H*W
+        pooled = (
+            alpha.sum(3, dtype=lines.dtype).mean(1) / lines.shape[2]
+        )  # (N, L/G, C), the sum over s and m divided by H*W
         gates = ask(gate, pooled, name).unsqueeze(1).expand(-1, lines.shape[1], -1, -1)  # (N, S, L/G, C)
         alpha = alpha * gates.unsqueeze(3)  # (N, S, L/G, L, C)
-    return sum_over(3, alpha)
+    return alpha.sum(3, dtype=lines.dtype)
 
 
 def grouped_axial_attention(

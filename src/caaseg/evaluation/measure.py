@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -80,10 +81,10 @@ def measure(
     """
     given = list(given)
     started = time.perf_counter()
-    for _ in range(2):
+    for _ in range(3):
         work()
     _wait(device)
-    once_s = max((time.perf_counter() - started) / 2, 1e-6)
+    once_s = max((time.perf_counter() - started) / 3, 1e-6)
     repeats = min(max(int(seconds / once_s), 3), most_repeats)
     clock = _cuda_seconds if device.type == "cuda" else _cpu_seconds
     return Cost(clock(work, repeats), _peak_bytes(work, given, device))
@@ -129,6 +130,11 @@ def _peak_bytes(work: Callable[[], object], given: list[Tensor], device: torch.d
     return live.peak_bytes
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU's allocator or the CPU's found no room; the latter has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error) or "overflow" in str(error)
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -137,7 +143,7 @@ def _wait(device: torch.device) -> None:
 def provenance(device: torch.device, arguments: list[str]) -> dict[str, Any]:
     """What a figure was measured on: hardware, versions, command and commit."""
     return {
-        "command": " ".join(["caaseg", *arguments]),
+        "command": shlex.join(["caaseg", *arguments]),
         "commit": _commit(),
         "hardware": {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
