@@ -21,6 +21,9 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 
 Command = Callable[..., int]
 
+ARGUMENTS: list[str] = []
+"""The words of the command that runs, for the records of what was measured how."""
+
 
 def demo(out: Path = Path("caaseg-demo")) -> int:
     """See what the factorisation does: a small comparison with the paper's own way, its table and its figure.
@@ -84,6 +87,9 @@ def benchmark_attention(
     for name, number in (("--channels", channels), ("--key-channels", key_channels)):
         if number < 1:
             raise ValueError(f"{name} is {number}; expected 1 or more")
+    if seconds < 0:
+        raise ValueError(f"--seconds is {seconds}; expected 0 or more")
+    _check_writable(json=json, figure=figure)
     if figure is not None:
         _check_figure(figure, "--figure")
     combinations = benchmark.cases(
@@ -113,7 +119,7 @@ def benchmark_attention(
         console.print(line, highlight=False)
     if json is not None:
         measurements = [benchmark.as_json(outcome) for outcome in outcomes]
-        origin = provenance(place, _arguments())
+        origin = provenance(place, ARGUMENTS)
         _write_json({**origin, "measurements": measurements, "ratios": ratios}, json, console)
     if figure is not None:
         save(draw_groups(outcomes), figure)
@@ -157,6 +163,9 @@ def benchmark_model(
     from caaseg.evaluation.measure import provenance
     from caaseg.reports.tables import model_table
 
+    if batch < 1:
+        raise ValueError(f"--batch is {batch}; expected 1 or more")
+    _check_writable(json=json)
     place, console = _device(device), _console(json)
     setting = model_benchmark.Setting(
         backbone=backbone,
@@ -174,7 +183,7 @@ def benchmark_model(
     console.print(model_table(costs))
     if json is not None:
         records = [cost._asdict() for cost in costs]
-        _write_json({**provenance(place, _arguments()), "setting": setting._asdict(), "models": records}, json, console)
+        _write_json({**provenance(place, ARGUMENTS), "setting": setting._asdict(), "models": records}, json, console)
     return 0
 
 
@@ -212,6 +221,7 @@ def flops(
     from caaseg.models import ModelConfig
     from caaseg.reports.tables import flops_table, paper_table
 
+    _check_writable(json=json)
     console = _console(json)
     if paper:
         rows = counting.paper_rows()
@@ -230,7 +240,6 @@ def flops(
         aux=aux,
         decoder=decoder,
         resnet_variant=resnet_variant,
-        multi_grid=(1, 2, 4) if resnet_variant == "authors" else None,
         gate_layers=gate_layers,
         gate_width=gate_width,
     )
@@ -303,7 +312,7 @@ def benchmark_loader(
     console.print(f"caaseg is {benchmark.speedup(speeds):.3g} times as fast as the faster reference", highlight=False)
     if json is not None:
         with benchmark.one_core():  # as measured
-            origin = provenance(_device("cpu"), _arguments())
+            origin = provenance(_device("cpu"), ARGUMENTS)
         data = "scenes, drawn" if root is None else "CamVid, train"
         _write_json({**origin, "data": data, **content}, json, console)
     return 0
@@ -406,11 +415,14 @@ GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Mea
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command. Bad input ends with exit code 2 and one message; --debug, anywhere, shows the traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    ARGUMENTS[:] = words
     debug = "--debug" in words
     parsed = _parser().parse_args([word for word in words if word != "--debug"])
     try:
         return _call(COMMANDS, parsed)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
+            raise
         if debug:
             traceback.print_exc()
         print(f"caaseg: {error}", file=sys.stderr)
@@ -457,10 +469,6 @@ def _call(commands: dict[str, Any], parsed: Namespace) -> int:
     name = parsed["command"]
     command, options = commands[name], parsed[name]
     return _call(command, options) if isinstance(command, dict) else int(command(**options.as_dict()))
-
-
-def _arguments() -> list[str]:
-    return sys.argv[1:]
 
 
 def _device(name: Device) -> "torch.device":
@@ -534,9 +542,22 @@ def _words(text: str, option: str) -> list[str]:
 
 
 def _whole(word: str, option: str) -> int:
-    if not word.isdecimal() or int(word) < 1:
-        raise ValueError(f"{option} has {word!r}; expected a whole number of 1 or more")
+    if not word.isdecimal() or not 1 <= int(word) <= 1_000_000:
+        raise ValueError(f"{option} has {word!r}; expected a whole number from 1 to a million")
     return int(word)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    from caaseg.evaluation.measure import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _check_writable(**files: str | Path | None) -> None:
+    """Refuse, before any work, a place that nothing can be written to."""
+    for option, file in files.items():
+        if file is not None and file != "-" and (str(file) in ("", ".") or Path(file).is_dir()):
+            raise ValueError(f"--{option} is {str(file)!r}; expected the name of a file")
 
 
 def _size(word: str) -> tuple[int, int, int]:

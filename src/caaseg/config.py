@@ -57,7 +57,12 @@ class Architecture:
             raise ValueError(f"head is {self.head!r}{hint}; expected one of {', '.join(HEAD_NAMES)}")
         _among(self, "output_stride", OutputStride)
         _among(self, "resnet_variant", ResNetVariant)
-        _at_least(self, 1, "channels", "key_channels")
+        _among(self, "gate_activation", Activation)
+        _among(self, "implementation", Implementation)
+        _whole(self, 1, 65_536, "channels", "key_channels", "gate_width", "groups")
+        _whole(self, 1, 100, "gate_layers")
+        if self.multi_grid is not None and not all(_is_whole(factor, 1, 1000) for factor in self.multi_grid):
+            raise ValueError(f"multi_grid is {self.multi_grid}; expected whole numbers from 1, one a block, or none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +78,18 @@ class ModelConfig(Architecture):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "num_classes")
+        _whole(self, 1, 255, "num_classes")  # labels are one byte, and 255 is ignored
         for name in ("classes", "palette"):
             given = getattr(self, name)
             if given is not None and len(given) != self.num_classes:
                 raise ValueError(f"{name} has {len(given)} entries, but num_classes is {self.num_classes}")
+        if self.classes is not None and not all(isinstance(name, str) for name in self.classes):
+            raise ValueError(f"classes are {self.classes}; expected names, one a class")
+        for colour in self.palette or ():
+            if len(colour) != 3 or not all(_is_whole(value, 0, 255) for value in colour):
+                raise ValueError(
+                    f"palette has {colour}; expected red, green and blue from 0 to 255, one colour a class"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +233,17 @@ class Recipe:
             raise ValueError(
                 f"batch_size is {self.batch_size}, which {self.accumulate} accumulation steps do not divide evenly"
             )
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _whole(config: object, least: int, most: int, *names: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if not _is_whole(value, least, most):
+            raise ValueError(f"{name} is {value!r}; expected a whole number from {least} to {most}")
 
 
 def _at_least(config: object, least: float, *names: str) -> None:

@@ -79,15 +79,18 @@ def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, caps
     ("words", "message"),
     [
         (["--sizes", "3x3"], "--sizes has '3x3'; expected batch x height x width, such as 16x65x65"),
-        (["--sizes", "1x0x3"], "--sizes has '0'; expected a whole number of 1 or more"),
+        (["--sizes", "1x0x3"], "--sizes has '0'; expected a whole number from 1 to a million"),
         (["--sizes", ","], "--sizes is ','; expected one value or several separated by commas"),
-        (["--groups", "0"], "--groups has '0'; expected a whole number of 1 or more"),
+        (["--groups", "0"], "--groups has '0'; expected a whole number from 1 to a million"),
         (["--dtypes", "float8"], "--dtypes has 'float8'; expected any of float64, float32, bfloat16, float16"),
         (
             ["--implementations", "fast"],
             "--implementations has 'fast'; expected any of axial, factorised, grouped, loop",
         ),
         (["--channels", "0"], "--channels is 0; expected 1 or more"),
+        (["--seconds", "-1"], "--seconds is -1.0; expected 0 or more"),
+        (["--json", ""], "--json is ''; expected the name of a file"),
+        (["--json", "/"], "--json is '/'; expected the name of a file"),
         (["--figure", "x.txt"], "--figure is 'x.txt'; expected a name that ends in .png, .svg or .pdf"),
     ],
 )

@@ -103,7 +103,7 @@ def test_the_command_measures_drawn_scenes_and_writes_what_it_found(
     ("words", "message"),
     [
         (["--crop", "3x5x2"], "--crop is '3x5x2'; expected height x width, such as 352x480, or one number for both"),
-        (["--crop", "0x480"], "--crop has '0'; expected a whole number of 1 or more"),
+        (["--crop", "0x480"], "--crop has '0'; expected a whole number from 1 to a million"),
         (["--rounds", "0"], "--rounds is 0; expected 1 or more"),
     ],
 )

@@ -49,8 +49,15 @@ def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -
     assert "torchvision:fcn" in err
 
 
+def test_a_batch_that_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "model", "--batch", "0", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "caaseg: --batch is 0; expected 1 or more\n"
+
+
 def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["benchmark", "model", "--models", "danet:grouped", "--device", "cpu"]) == 2
+    assert "model is 'danet:grouped'; expected torchvision:fcn" in capsys.readouterr().err
     assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
     assert (
-        "model is 'torchvision:lraspp'; expected torchvision:fcn, torchvision:deeplabv3 or" in capsys.readouterr().err
+        "model is 'torchvision:lraspp'; expected torchvision:fcn, torchvision:deeplabv3, caa" in capsys.readouterr().err
     )

@@ -85,12 +85,18 @@ def test_multi_grid_multiplies_the_dilation_of_the_last_stage() -> None:
         ),
         (
             {"name": "test_efficientnet", "multi_grid": (1, 2, 4)},
-            "backbone test_efficientnet is not a ResNet, but multi_grid is a change of ResNets; leave it out",
+            "backbone test_efficientnet is not a plain ResNet, but multi_grid is a change of those; leave it out",
         ),
         (
             {"name": "resnet18", "multi_grid": (1, 2, 4)},
             "multi_grid has 3 factors, (1, 2, 4), but the last stage of resnet18 has 2 blocks; give one factor a block",
         ),
+        (
+            {"name": "mobilenetv2_100", "variant": "authors"},
+            "is not a plain ResNet, but the authors' variant is a change",
+        ),
+        ({"name": "resnet50d", "variant": "authors"}, "is not a plain ResNet, but the authors' variant is a change"),
+        ({"name": "res2net50_26w_4s", "variant": "authors"}, "is not a plain ResNet, but the authors' variant is a"),
         (
             {"name": "resnet18", "variant": "authors", "hub_weights": True},
             "backbone resnet18: no ImageNet weights are published for the authors' variant",
@@ -125,7 +131,7 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(name: str,
     state = {key: value for key, value in whole.state_dict().items() if not key.endswith("num_batches_tracked")}
     path = tmp_path / f"weights{ending}"
     if ending == ".pth":
-        torch.save({"state_dict": state}, path)
+        torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, path)
     else:
         save_file(state, path)
     backbone = Backbone(name, output_stride=16)
@@ -156,3 +162,9 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path
     with pytest.raises(ValueError, match=re.escape(expected)):
         load_backbone_weights(backbone, tmp_path / "w.safetensors")
     assert all(torch.equal(before[key], value) for key, value in backbone.state_dict().items())
+
+
+def test_standard_weights_do_not_fit_the_authors_variant_and_all_leftovers_are_listed(tmp_path: Path) -> None:
+    save_file(dict(Backbone("resnet18", output_stride=16).net.state_dict()), tmp_path / "w.safetensors")
+    with pytest.raises(ValueError, match=r"not in the model: conv1\.weight"):
+        load_backbone_weights(Backbone("resnet18", output_stride=16, variant="authors"), tmp_path / "w.safetensors")

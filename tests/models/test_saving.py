@@ -60,8 +60,9 @@ def test_a_folder_holds_weights_config_and_card(saved: Path) -> None:
 def test_a_channels_last_model_in_half_precision_survives(tmp_path: Path) -> None:
     model = build().to(memory_format=torch.channels_last).half()  # type: ignore[call-overload]
     model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(stored[name], tensor) for name, tensor in model.state_dict().items())
+    loaded = caaseg.load_model(tmp_path).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
+    assert loaded["classifier.weight"].dtype == torch.float16
 
 
 def test_a_run_s_folder_and_from_pretrained_work_too(saved: Path) -> None:
@@ -155,7 +156,14 @@ def change_config(folder: Path, **changed: Any) -> None:
         ({"backbone": "resnet18"}, "the weights do not fit the model; "),
         ({"decoder": True}, "the weights do not fit the model; "),
         ({"classes": ["a"]}, "classes has 1 entries, but num_classes is 3"),
-        ({"backbone": "os.system"}, "backbone 'os.system' is not a timm model"),
+        ({"backbone": "os.system"}, "config.json: backbone 'os.system' is not a timm model"),
+        ({"num_classes": 10**12, "classes": None, "palette": None}, "expected a whole number from 1 to 255"),
+        ({"gate_layers": 10**6}, "gate_layers is 1000000; expected a whole number from 1 to 100"),
+        ({"gate_layers": 0}, "config.json: gate_layers is 0; expected a whole number from 1 to 100"),
+        ({"channels": 60_000}, "the weights do not fit the model; "),
+        ({"__path__": 3}, "config.json: "),
+        ({"multi_grid": [0]}, "multi_grid is (0,); expected whole numbers from 1"),
+        ({"palette": [[300, 0, 0]] * 3}, "palette has (300, 0, 0); expected red, green and blue from 0 to 255"),
     ],
 )
 def test_a_config_that_does_not_fit_is_said(saved: Path, changed: dict[str, Any], message: str) -> None:
@@ -164,7 +172,7 @@ def test_a_config_that_does_not_fit_is_said(saved: Path, changed: dict[str, Any]
         caaseg.load_model(saved)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\x00\x01", '"caa"', "null"])
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\x00\x01", '"caa"', "null", "[" * 100_000], ids=range(7))
 def test_a_config_that_is_no_config_is_said(saved: Path, text: str) -> None:
     (saved / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json: .*the JSON"):
@@ -199,6 +207,7 @@ def test_a_hub_model_is_fetched_without_its_code(saved: Path, monkeypatch: pytes
     assert asked == {
         "name": "somebody/something",
         "allow_patterns": ["config.json", "model.safetensors", "pytorch_model.bin"],
+        "revision": None,
     }
 
 
@@ -209,13 +218,62 @@ def test_files_of_unknown_kind_are_refused(tmp_path: Path) -> None:
     ):
         read_tensors(tmp_path / "weights.h5")
     torch.save([torch.zeros(2)], tmp_path / "list.pt")
-    with pytest.raises(ValueError, match=r"list\.pt: expected a dictionary from names to tensors, found list"):
+    with pytest.raises(ValueError, match=r"list\.pt: expected a dictionary from names to tensors, and found other"):
         read_tensors(tmp_path / "list.pt")
+    torch.save({1: torch.zeros(2)}, tmp_path / "numbers.pt")
+    with pytest.raises(ValueError, match=r"numbers\.pt: expected a dictionary from names to tensors"):
+        read_tensors(tmp_path / "numbers.pt")
+    with pytest.raises(ValueError, match="is a folder; expected weights"):
+        read_tensors(tmp_path)
     with pytest.raises(ValueError, match=r"gone\.pt: no such file"):
         read_tensors(tmp_path / "gone.pt")
 
 
-def test_saving_again_leaves_nothing_half_written(saved: Path) -> None:
-    build("fcn").save_pretrained(saved)
+def test_saving_again_replaces_weights_config_and_card(saved: Path) -> None:
+    build("fcn", classes=["a|b", "c\nd", "e"]).save_pretrained(saved)
     assert caaseg.load_model(saved).config.head == "fcn"
     assert {path.name for path in saved.iterdir()} == {"model.safetensors", "config.json", "README.md"}
+    card = (saved / "README.md").read_text()
+    assert "# fcn on test_resnet, 3 classes" in card
+    assert "| 0 | a\\|b |" in card
+    assert "| 1 | c d |" in card
+
+
+def test_a_save_that_fails_leaves_the_old_model_as_it_was(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise OSError("no space left on device")
+
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    monkeypatch.setattr("caaseg.models.saving.save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        build("fcn").save_pretrained(saved)
+    assert before == {path.name: path.read_bytes() for path in saved.iterdir()}
+
+
+def test_pushing_uploads_what_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    uploaded: dict[str, Any] = {}
+
+    class Hub:
+        def __init__(self, *arguments: Any, **options: Any) -> None: ...
+
+        def create_repo(self, repo_id: str, **options: Any) -> Any:
+            return type("Url", (), {"repo_id": repo_id})()
+
+        def upload_folder(self, repo_id: str, folder_path: Path, **options: Any) -> str:
+            uploaded.update(repo_id=repo_id, files={path.name for path in Path(folder_path).iterdir()})
+            return "done"
+
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", Hub)
+    build().push_to_hub("somebody/something")
+    assert uploaded == {"repo_id": "somebody/something", "files": {"model.safetensors", "config.json", "README.md"}}
+
+
+@pytest.mark.parametrize("kind", ["complex", "integer"])
+def test_tensors_of_another_kind_are_refused(saved: Path, kind: str) -> None:
+    state = load_file(saved / "model.safetensors")
+    weight = state["classifier.weight"]
+    state["classifier.weight"] = weight.to(torch.complex64) if kind == "complex" else weight.to(torch.int32)
+    (saved / "model.safetensors").unlink()
+    torch.save(state, saved / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"1 of another kind: classifier\.weight"):
+        caaseg.load_model(saved)

@@ -30,6 +30,9 @@ def build(head: str, backbone: str = "test_resnet", **options: Any) -> caaseg.Se
 @pytest.mark.parametrize(("decoder", "aux"), [(False, False), (True, False), (False, True), (True, True)])
 def test_every_model_predicts_and_learns(head: str, backbone: str, stride: int, decoder: bool, aux: bool) -> None:
     model = build(head, backbone, output_stride=stride, decoder=decoder, aux=aux)
+    for name, weight in model.named_parameters():
+        if name.endswith(".scale"):  # DANet's start at 0, where nothing before them learns yet
+            weight.data.fill_(0.5)
     images, labels = torch.randn(2, 3, 41, 33), torch.randint(5, (2, 41, 33))
     prediction = model(images)
     outputs = {"logits": prediction.logits, **prediction.branches} | ({"aux": prediction.aux} if aux else {})
@@ -38,8 +41,9 @@ def test_every_model_predicts_and_learns(head: str, backbone: str, stride: int, 
     assert all(output.shape == (2, 5, 41, 33) for output in outputs.values())
 
     sum(cross_entropy(output, labels) for output in outputs.values()).backward()  # type: ignore[union-attr]
-    without = [name for name, weight in model.named_parameters() if weight.grad is None]
-    assert without == []
+    without = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
+    assert [name for name in without if not name.startswith("backbone.")] == []
+    assert [name for name in without if dict(model.named_parameters())[name].grad is None] == []
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
 
     model.eval()
@@ -47,6 +51,8 @@ def test_every_model_predicts_and_learns(head: str, backbone: str, stride: int, 
         first, again = model(images), model(images)
     assert type(first) is caaseg.Prediction
     assert torch.equal(first.logits, again.logits)
+    assert first.aux is None or torch.equal(first.aux, again.aux)
+    assert all(torch.equal(branch, again.branches[name]) for name, branch in first.branches.items())
     assert (first.aux is not None) == aux
     assert first.branches.keys() == prediction.branches.keys()
 
@@ -159,8 +165,11 @@ def test_gate_and_implementation_options_reach_the_block() -> None:
     [
         ({"head": "cca"}, "head is 'cca' (did you mean caa?); expected one of fcn, axial, axial_se, caa"),
         ({"output_stride": 4}, "output_stride is 4; expected 8 or 16"),
-        ({"num_classes": 0}, "num_classes is 0; expected 1 or more"),
-        ({"channels": 0}, "channels is 0; expected 1 or more"),
+        ({"num_classes": 0}, "num_classes is 0; expected a whole number from 1 to 255"),
+        ({"num_classes": "3"}, "num_classes is '3'; expected a whole number from 1 to 255"),
+        ({"channels": 0}, "channels is 0; expected a whole number from 1 to 65536"),
+        ({"implementation": "bogus"}, "implementation is 'bogus'; expected auto or factorised or grouped"),
+        ({"classes": [1, 2, 3, 4, 5]}, "classes are (1, 2, 3, 4, 5); expected names, one a class"),
         ({"classes": ["a", "b"]}, "classes has 2 entries, but num_classes is 5"),
         ({"palette": [(0, 0, 0)]}, "palette has 1 entries, but num_classes is 5"),
         ({"resnet_variant": "mine"}, "resnet_variant is 'mine'; expected standard or authors"),
@@ -179,3 +188,15 @@ def test_a_config_is_hashable_and_compares_by_content() -> None:
     assert first == second
     assert hash(first) == hash(second)
     assert isinstance(first, ModelConfig)
+
+
+def test_a_batch_of_one_is_refused_in_training_with_what_to_do() -> None:
+    model = build("caa").train()
+    with pytest.raises(ValueError, match="a batch of one image cannot be trained on: batch normalisation"):
+        model(torch.randn(1, 3, 33, 33))
+    model.eval()
+    assert model(torch.randn(1, 3, 33, 33)).logits.shape == (1, 5, 33, 33)
+
+
+def test_nothing_pretrained_can_be_said_in_two_ways() -> None:
+    assert build("fcn", pretrained=None).config == build("fcn", pretrained=False).config

@@ -33,18 +33,23 @@ class Count:
 
 def count(config: ModelConfig, size: tuple[int, int]) -> Count:
     """Count one image of (height, width). No weight is made: everything lives on the meta device."""
+    model, by_module = _by_module(config, size)
+    total, backbone = by_module["Segmenter"], by_module["Segmenter.backbone"]
+    names = [f"Segmenter.{name}" for name, module in model.named_modules() if isinstance(module, ChannelGate)]
+    gates = sum(by_module.get(name, 0) for name in names)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    return Count(backbone=backbone, head=total - backbone - gates, gates=gates, parameters=parameters)
+
+
+def _by_module(config: ModelConfig, size: tuple[int, int]) -> tuple[Segmenter, dict[str, int]]:
+    """A model without weights, and the multiply-adds of each of its modules."""
     with torch.device("meta"):
         model = Segmenter(config).eval()
         images = torch.empty(1, 3, *size)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         model(images)
-    by_module = {name: sum(operations.values()) // 2 for name, operations in counter.get_flop_counts().items()}
-    total, backbone = by_module["Segmenter"], by_module["Segmenter.backbone"]
-    names = [f"Segmenter.{name}" for name, module in model.named_modules() if isinstance(module, ChannelGate)]
-    gates = sum(by_module.get(name, 0) for name in names)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    return Count(backbone=backbone, head=total - backbone - gates, gates=gates, parameters=parameters)
+    return model, {name: sum(operations.values()) // 2 for name, operations in counter.get_flop_counts().items()}
 
 
 class PaperRow(NamedTuple):
@@ -134,12 +139,9 @@ def paper_rows() -> list[PaperRow]:
 
 
 def _convolutions_of_danet(size: tuple[int, int]) -> int:
-    """DANet's multiply-adds without its attention products and classifiers, by watching its modules."""
-    with torch.device("meta"):
-        model = Segmenter(ModelConfig(head="danet", backbone="resnet101", num_classes=59, output_stride=8)).eval()
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        model(torch.empty(1, 3, *size, device="meta"))
-    counts = counter.get_flop_counts()
-    names = [f"Segmenter.head.{name}" for name, module in model.head.named_modules() if isinstance(module, nn.Conv2d)]
-    return sum(sum(counts[name].values()) // 2 for name in names)
+    """DANet's multiply-adds without its attention products and classifiers."""
+    model, by_module = _by_module(
+        ModelConfig(head="danet", backbone="resnet101", num_classes=59, output_stride=8), size
+    )
+    names = [name for name, module in model.head.named_modules() if isinstance(module, nn.Conv2d)]
+    return sum(by_module[f"Segmenter.head.{name}"] for name in names)

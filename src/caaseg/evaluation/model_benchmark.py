@@ -90,9 +90,10 @@ def build(name: str, setting: Setting) -> nn.Module:
         model: nn.Module = builder(weights=None, weights_backbone=None, num_classes=setting.num_classes)
         return model
     head, implementation = (family, kind) if family else (kind, "auto")
-    if head not in HEADS:
+    if head not in HEADS or (family and head != "caa"):
         raise ValueError(
-            f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3 or one of {', '.join(HEADS)}"
+            f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, caa:grouped "
+            f"or one of {', '.join(HEADS)}"
         )
     options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
     return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)

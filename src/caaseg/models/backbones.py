@@ -4,7 +4,7 @@ An output stride of 8 or 16 means that later stages are dilated instead of strid
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from caaseg.torchvision_compat import declare_missing_operators
 declare_missing_operators()  # timm imports torchvision
 
 import timm  # noqa: E402
+from timm.models.resnet import BasicBlock, Bottleneck  # noqa: E402
 
 FINE_STRIDE = 4  # of the feature that the simple decoder reads
 
@@ -52,19 +53,20 @@ class Backbone(nn.Module):
     ) -> None:
         super().__init__()
         self.name = name
+        self.output_stride = output_stride
         if variant == "authors":
             if hub_weights:
                 raise ValueError(
                     f"backbone {name}: no ImageNet weights are published for the authors' variant; "
                     "use variant='standard', or pretrained=False, or pretrained=PATH with weights of your own"
                 )
+            _check_resnet(name, output_stride, "the authors' variant")
             net = _create(name, output_stride, stem_type="deep", stem_width=64)
-            _check_resnet(net, name, "the authors' variant")
             _move_strides(net, output_stride)
         else:
             net = _create(name, output_stride, pretrained=hub_weights)
         if multi_grid is not None:
-            _check_resnet(net, name, "multi_grid")
+            _check_resnet(name, output_stride, "multi_grid")
             _apply_multi_grid(net, tuple(multi_grid), name)
         self.net: Any = net
         reductions, channels = net.feature_info.reduction(), net.feature_info.channels()
@@ -97,14 +99,7 @@ class Backbone(nn.Module):
 
 def _create(name: str, output_stride: int, **options: Any) -> Any:
     """The timm model with dilated stages, or an error that says what would do."""
-    if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
-        raise ValueError(f"backbone {name!r} is not a timm model; {hint}")
-    if not _gives(name, output_stride):
-        possible = [stride for stride in (8, 16, 32) if _gives(name, stride)]
-        able = f"strides it can give: {', '.join(map(str, possible))}" if possible else "it gives none of 8, 16 and 32"
-        raise ValueError(f"backbone {name} cannot give features of stride {output_stride}; {able}")
+    _on_meta(name, output_stride)
     try:
         return timm.create_model(name, features_only=True, output_stride=output_stride, **options)
     except Exception as error:
@@ -113,21 +108,42 @@ def _create(name: str, output_stride: int, **options: Any) -> Any:
         raise ValueError(_hub_message(name, error)) from error
 
 
-def _gives(name: str, output_stride: int) -> bool:
+def _on_meta(name: str, output_stride: int) -> Any:
+    """The timm model without weights, known to give the stride."""
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
+        raise ValueError(f"backbone {name!r} is not a timm model; {hint}")
+    if (net := _if_it_gives(name, output_stride)) is None:
+        possible = [stride for stride in (8, 16, 32) if _if_it_gives(name, stride) is not None]
+        able = f"strides it can give: {', '.join(map(str, possible))}" if possible else "it gives none of 8, 16 and 32"
+        raise ValueError(f"backbone {name} cannot give features of stride {output_stride}; {able}")
+    return net
+
+
+def _if_it_gives(name: str, output_stride: int) -> Any:
     try:
         with torch.device("meta"):
             net: Any = timm.create_model(name, features_only=True, output_stride=output_stride)
             features = net(torch.empty(1, 3, 64, 64))
     except Exception:  # whatever a model says to a stride or a size it does not know
-        return False
+        return None
     expected = (net.feature_info.channels()[-1], 64 // output_stride, 64 // output_stride)
-    return tuple(features[-1].shape[1:]) == expected
+    return net if tuple(features[-1].shape[1:]) == expected else None
 
 
-def full_state_names(name: str) -> set[str]:
-    """Names of all tensors of the whole timm model, its classifier included."""
+def classifier_names(name: str, output_stride: int) -> set[str]:
+    """Names of the tensors of a timm model that its features do without."""
+    features = _on_meta(name, output_stride).state_dict()
     with torch.device("meta"):
-        return set(timm.create_model(name).state_dict())
+        whole = timm.create_model(name).state_dict()
+    return {key for key in whole if flat_name(key, features) not in features}
+
+
+def flat_name(name: str, ours: Mapping[str, Tensor]) -> str:
+    """Our name of a tensor: timm's feature networks spell blocks.3.x as blocks_3.x in some families."""
+    flat = name.replace(".", "_", 1)
+    return flat if name not in ours and flat in ours else name
 
 
 def _hub_message(name: str, error: Exception) -> str:
@@ -138,9 +154,14 @@ def _hub_message(name: str, error: Exception) -> str:
     )
 
 
-def _check_resnet(net: Any, name: str, what: str) -> None:
-    if not all(hasattr(net, part) for part in ("conv1", "layer1", "layer4")):
-        raise ValueError(f"backbone {name} is not a ResNet, but {what} is a change of ResNets; leave it out")
+def _check_resnet(name: str, output_stride: int, what: str) -> None:
+    """Refuse networks that are not plain ResNets: those alone have the parts that are changed."""
+    net = _on_meta(name, output_stride)
+    blocks = [block for stage in range(1, 5) for block in getattr(net, f"layer{stage}", ())]
+    plain = {type(block) for block in blocks} <= {BasicBlock, Bottleneck}
+    shortcuts = [block.downsample for block in blocks if plain and block.downsample is not None]
+    if not blocks or not plain or not all(isinstance(shortcut[0], nn.Conv2d) for shortcut in shortcuts):
+        raise ValueError(f"backbone {name} is not a plain ResNet, but {what} is a change of those; leave it out")
 
 
 def _spatial_convolutions(block: nn.Module) -> list[nn.Conv2d]:

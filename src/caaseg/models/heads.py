@@ -63,6 +63,12 @@ class AttentionHead(nn.Module):
         self.branch_channels = {"channel": channels} if isinstance(block, SqueezedAxialAttention) else {}
 
     def forward(self, features: Tensor) -> HeadFeatures:
+        norm = self.image_level[1]
+        if norm.training and type(norm) is nn.BatchNorm2d and features.shape[0] == 1:
+            raise ValueError(
+                "a batch of one image cannot be trained on: batch normalisation of the image-level branch needs two; "
+                "use two images or more a device, or keep batch normalisation in evaluation mode"
+            )
         entered = self.entry(features)  # (N, C, H, W)
         branches = {}
         if isinstance(self.block, SqueezedAxialAttention):

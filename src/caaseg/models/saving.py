@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
@@ -15,12 +16,13 @@ from torch import Tensor, nn
 
 from caaseg.config import ModelConfig
 from caaseg.files import written_whole
-from caaseg.models.weights import load_exactly, read_tensors
+from caaseg.models.weights import check_fits, read_tensors
 
 if TYPE_CHECKING:
     from caaseg.models.segmenter import Segmenter
 
 CONFIG = "config.json"
+CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"
 CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.")  # what depends on the number of classes
@@ -38,15 +40,15 @@ Attention apart, are described in Huang et al., Channelized Axial Attention, AAA
 ```python
 import caaseg
 
-model = caaseg.load_model("{{ repo_id | default('this folder', true) }}").eval()
+model = caaseg.load_model("{{ repo_id | default('path/to/this/folder', true) }}")
 prediction = model(images)  # images normalised with mean {{ mean }} and standard deviation {{ std }}
 ```
-{% if config.classes %}
+{% if classes %}
 ## Classes
 
 | id | name |{% if config.palette %} colour |{% endif %}
 |---|---|{% if config.palette %}---|{% endif %}
-{% for name in config.classes -%}
+{% for name in classes -%}
 | {{ loop.index0 }} | {{ name }} |{% if config.palette %} {{ config.palette[loop.index0] | join(", ") }} |{% endif %}
 {% endfor %}
 {%- endif %}
@@ -61,56 +63,100 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
 
     config: ModelConfig
 
-    def _save_pretrained(self, save_directory: Path) -> None:
+    def save_pretrained(
+        self,
+        save_directory: str | Path,
+        *,
+        model_card_kwargs: dict[str, Any] | None = None,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **push_to_hub_kwargs: Any,
+    ) -> str | None:
+        """Write a folder that `load_model` reads: weights, config and model card, together or not at all.
+
+        Args:
+            save_directory: the folder; a model in it is replaced.
+            model_card_kwargs: what the card says beside what the model knows, such as training.
+            push_to_hub: also upload it, as `push_to_hub` does.
+            repo_id: the hub's name for it; the folder's name unless given.
+            push_to_hub_kwargs: further arguments of `push_to_hub`.
+        """
         assert isinstance(self, nn.Module)
+        folder, card_kwargs = Path(save_directory), model_card_kwargs or {}
+        config = json.dumps(asdict(self.config), indent=1) + "\n"
+        card = str(self.generate_model_card(**card_kwargs))
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        with written_whole(save_directory / WEIGHTS) as aside:
-            save_file(tensors, aside, metadata={"format": "pt"})
-        with written_whole(save_directory / CONFIG) as aside:
-            aside.write_text(json.dumps(asdict(self.config), indent=1) + "\n")
+        with (
+            written_whole(folder / WEIGHTS) as weights_aside,
+            written_whole(folder / CONFIG) as config_aside,
+            written_whole(folder / CARD_FILE) as card_aside,
+        ):
+            save_file(tensors, weights_aside, metadata={"format": "pt"})
+            config_aside.write_text(config)
+            card_aside.write_text(card)
+        if not push_to_hub:
+            return None
+        return str(self.push_to_hub(repo_id or folder.name, model_card_kwargs=card_kwargs, **push_to_hub_kwargs))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         backbone: Any = self.backbone  # type: ignore[attr-defined]
-        return super().generate_model_card(*args, config=self.config, mean=backbone.mean, std=backbone.std, **kwargs)
+        escaped = [_in_a_table(name) for name in self.config.classes or ()]
+        known = {"config": self.config, "classes": escaped, "mean": backbone.mean, "std": backbone.std}
+        return super().generate_model_card(*args, **known, **kwargs)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, num_classes: int | None = None) -> "Segmenter":  # type: ignore[override]
         return load_model(source, num_classes=num_classes)
 
 
-def load_model(source: str | Path, *, num_classes: int | None = None) -> "Segmenter":
+def load_model(source: str | Path, *, num_classes: int | None = None, revision: str | None = None) -> "Segmenter":
     """A model from a saved folder, a run's folder or the hub, in evaluation mode. Never runs code from a file.
 
     Args:
         source: a folder that save_pretrained wrote, a training run's folder, or a hub id such as owner/name.
         num_classes: for fine-tuning on other classes: all weights are kept but the classifiers', which start anew.
+        revision: a branch, tag or commit of a model on the hub.
     """
     from caaseg.models.segmenter import Segmenter
 
-    folder = _folder(source)
+    folder = _folder(source, revision)
     config = read_config(folder / CONFIG)
     weights = folder / WEIGHTS if (folder / WEIGHTS).exists() else folder / PYTORCH_WEIGHTS
     tensors = read_tensors(weights if weights.exists() else folder / WEIGHTS)
-    if num_classes is None or num_classes == config.num_classes:
-        model = Segmenter(config)
-        load_exactly(model, tensors, str(weights))
-        return model.eval()
-    model = Segmenter(replace(config, num_classes=num_classes, classes=None, palette=None))
-    load_exactly(model, _with_classifiers_of(model, tensors), str(weights))
-    warnings.warn(
-        f"{source} was learned on {config.num_classes} classes and is loaded with {num_classes}: the classifiers start "
-        "anew, everything else is kept",
-        stacklevel=2,
-    )
+    try:
+        with torch.device("meta"):  # so that a config that asks for too much takes no memory
+            check_fits(Segmenter(config), tensors, str(weights))
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ValueError(str(error) if str(weights) in str(error) else f"{folder / CONFIG}: {error}") from error
+    if num_classes is not None and num_classes != config.num_classes:
+        config = replace(config, num_classes=num_classes, classes=None, palette=None)
+    model = Segmenter(config)
+    learned = len(tensors["classifier.weight"])
+    if config.num_classes != learned:
+        warnings.warn(
+            f"{source} was learned on {learned} classes and is loaded with {num_classes}: the classifiers start anew, "
+            "everything else is kept",
+            stacklevel=2,
+        )
+        tensors = _with_classifiers_of(model, tensors)
+    # Assigned, they keep the dtype they were saved in; cloned, they lie as aligned in memory as any other tensor.
+    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
     return model.eval()
 
 
 def _with_classifiers_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    fresh = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(CLASSIFIERS)}
-    return {name: fresh.get(name, tensor) for name, tensor in tensors.items()}
+    ours = model.state_dict()
+    return {
+        name: ours[name].to(tensor.dtype) if name.startswith(CLASSIFIERS) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
-def _folder(source: str | Path) -> Path:
+def _in_a_table(name: str) -> str:
+    return " ".join(name.split()).replace("|", "\\|")
+
+
+def _folder(source: str | Path, revision: str | None) -> Path:
     path = Path(source)
     for folder in (path, path / "model"):  # a saved model, or a run's folder, which holds one
         if (folder / CONFIG).is_file():
@@ -122,7 +168,8 @@ def _folder(source: str | Path) -> Path:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
         raise ValueError(f"{source}: no such folder, and not a hub id (owner/name); give the folder of a saved model")
     try:
-        return Path(snapshot_download(str(source), allow_patterns=[CONFIG, WEIGHTS, PYTORCH_WEIGHTS]))
+        files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
+        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
@@ -134,7 +181,7 @@ def read_config(path: Path) -> ModelConfig:
     """A model's config.json, checked field by field."""
     try:
         content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
             f"{path}: not a model's config ({error}); expected the JSON that save_pretrained wrote"
         ) from error
@@ -144,5 +191,5 @@ def read_config(path: Path) -> ModelConfig:
     parser.add_class_arguments(ModelConfig)
     try:
         return ModelConfig(**parser.parse_object(content).as_dict())
-    except (ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error

@@ -92,7 +92,7 @@ def create_model(
     output_stride: OutputStride = 16,
     aux: bool = False,
     decoder: bool = False,
-    pretrained: bool | str | Path = False,
+    pretrained: bool | str | Path | None = False,
     **options: Any,
 ) -> Segmenter:
     """Build a model by the names of its parts.
@@ -124,12 +124,14 @@ def create_model(
         **{name: _frozen(value) for name, value in options.items()},
     )
     model = Segmenter(config, hub_weights=pretrained is True)
-    if not isinstance(pretrained, bool):
+    if not isinstance(pretrained, bool | None):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, so that a config compares and hashes by what it holds."""
+    """Lists and arrays as tuples, so that a config compares and hashes by what it holds."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
     return tuple(_frozen(item) for item in value) if is_list else value

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from caaseg.models.backbones import Backbone, full_state_names
+from caaseg.models.backbones import Backbone, classifier_names, flat_name
 
 PYTORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 SHOWN = 12  # names in a message before "and N more"
@@ -19,7 +19,8 @@ SHOWN = 12  # names in a message before "and N more"
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Named tensors of a safetensors file, or of a PyTorch file that holds nothing but tensors."""
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; expected weights in a .safetensors or PyTorch file")
+        found = "is a folder" if path.is_dir() else "no such file"
+        raise ValueError(f"{path}: {found}; expected weights in a .safetensors or PyTorch file")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
@@ -41,17 +42,21 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except (RuntimeError, EOFError, OSError, KeyError, ValueError, AttributeError, IndexError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f"{path}: not a whole PyTorch file ({reason}); fetch or save it again") from error
-    for wrapper in ("state_dict", "model"):  # how training scripts commonly wrap weights
+    for wrapper in ("state_dict", "model_state_dict", "model"):  # how training scripts commonly wrap weights
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path}: expected a dictionary from names to tensors, found {type(content).__name__}")
-    return dict(content)
+    if not isinstance(content, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
+        raise ValueError(f"{path}: expected a dictionary from names to tensors, and found other things in it")
+    wrapped = all(name.startswith("module.") for name in content)  # by data-parallel training
+    return {name.removeprefix("module.") if wrapped else name: value for name, value in content.items()}
 
 
-def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
-    """Load a whole state; anything missing, left over or of another shape is an error, and nothing is loaded."""
+def check_fits(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuse a state that has anything missing, left over, of another shape or of another kind."""
     ours = module.state_dict()
+    shared = [name for name in ours if name in tensors]
     problems = [
         _listed("missing", [name for name in ours if name not in tensors]),
         _listed("not in the model", [name for name in tensors if name not in ours]),
@@ -59,15 +64,19 @@ def load_exactly(module: nn.Module, tensors: Mapping[str, Tensor], source: str) 
             "of another shape",
             [
                 f"{name} {tuple(tensors[name].shape)} instead of {tuple(ours[name].shape)}"
-                for name in ours
-                if name in tensors and tensors[name].shape != ours[name].shape
+                for name in shared
+                if tensors[name].shape != ours[name].shape
             ],
         ),
+        _listed("of another kind", [name for name in shared if _kind(tensors[name]) != _kind(ours[name])]),
     ]
     found = [problem for problem in problems if problem]
     if found:
         raise ValueError(f"{source}: the weights do not fit the model; {'; '.join(found)}")
-    module.load_state_dict(dict(tensors))
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool, torch.layout]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.layout
 
 
 def _listed(what: str, names: list[str]) -> str:
@@ -78,15 +87,10 @@ def _listed(what: str, names: list[str]) -> str:
 def load_backbone_weights(backbone: Backbone, path: Path) -> None:
     """Start a backbone from a file in timm or torchvision naming; the classifier in it is left out."""
     ours = backbone.net.state_dict()
-    of_classifier = {name for name in full_state_names(backbone.name) if _flat(name, ours) not in ours}
-    fitting = {_flat(name, ours): t for name, t in read_tensors(path).items() if name not in of_classifier}
+    of_classifier = classifier_names(backbone.name, backbone.output_stride)
+    fitting = {flat_name(name, ours): t for name, t in read_tensors(path).items() if name not in of_classifier}
     for name, counter in ours.items():  # files of old versions lack these
         if name.endswith("num_batches_tracked"):
             fitting.setdefault(name, counter)
-    load_exactly(backbone.net, fitting, str(path))
-
-
-def _flat(name: str, ours: Mapping[str, Tensor]) -> str:
-    """Our name of a tensor: timm's feature networks spell blocks.3.x as blocks_3.x in some families."""
-    flat = name.replace(".", "_", 1)
-    return flat if name not in ours and flat in ours else name
+    check_fits(backbone.net, fitting, str(path))
+    backbone.net.load_state_dict(fitting)
