@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from caaseg.evaluation.inference import Predictor as Predictor
     from caaseg.models import ModelConfig as ModelConfig
     from caaseg.models import Prediction as Prediction
     from caaseg.models import Segmenter as Segmenter
@@ -16,12 +17,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "ModelConfig": "caaseg.models",
     "Prediction": "caaseg.models",
+    "Predictor": "caaseg.evaluation.inference",
     "Segmenter": "caaseg.models",
     "create_model": "caaseg.models",
     "load_model": "caaseg.models",
 }
 
-__all__ = ["ModelConfig", "Prediction", "Segmenter", "__version__", "create_model", "load_model"]
+__all__ = ["ModelConfig", "Prediction", "Predictor", "Segmenter", "__version__", "create_model", "load_model"]
 
 
 def __getattr__(name: str) -> Any:
