@@ -310,7 +310,7 @@ def benchmark_loader(
     return 0
 
 
-def evaluate(
+def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg by its name, and would load torch
     model: str,
     *,
     dataset: str,
@@ -353,9 +353,9 @@ def evaluate(
     """
     from caaseg.data.catalogue import open_dataset
     from caaseg.data.cityscapes import save_submission
-    from caaseg.evaluation.evaluate import check_classes, processes
-    from caaseg.evaluation.evaluate import evaluate as score
+    from caaseg.evaluation.evaluate import check_classes, evaluate, processes
     from caaseg.evaluation.inference import Predictor
+    from caaseg.evaluation.measure import provenance
     from caaseg.models import load_model, with_output_stride
     from caaseg.reports import scores as reports
 
@@ -383,7 +383,7 @@ def evaluate(
         predictor = Predictor(
             network.to(place), scales=factors, flip=flip, window=area, average=average, precision=precision
         )
-        evaluation = score(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)
+        evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)
     if rank > 0:  # the first process speaks for all
         return 0
     on, how = reports.protocol(dataset, split, evaluation), reports.manner(predictor, network.config.output_stride)
@@ -397,7 +397,8 @@ def evaluate(
         console.print(f"submission: {submission}", soft_wrap=True, highlight=False)
     if json is not None:
         described = {"model": model, "dataset": dataset, "split": split, "on": on, "how": how}
-        _write_json({**described, **reports.scores_as_json(evaluation)}, json, console)
+        content = {**provenance(place, _arguments()), **described, **reports.scores_as_json(evaluation)}
+        _write_json(content, json, console)
     return 0
 
 
@@ -488,7 +489,7 @@ def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "t
 
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
-    "evaluate": evaluate,
+    "evaluate": evaluate_model,
     "flops": flops,
     "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
     "benchmark": {"attention": benchmark_attention, "model": benchmark_model, "loader": benchmark_loader},

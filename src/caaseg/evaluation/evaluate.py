@@ -75,7 +75,7 @@ def evaluate(
     boundaries = BoundaryCounts(num_classes, predictor.device) if boundary else None
     started = time.perf_counter()
     for batch in loader:
-        scores = predictor.scores(batch.images)  # (N, K, H, W)
+        scores = _scores(predictor, batch)  # (N, K, H, W)
         check_classes(scores.shape[1], dataset)
         predictions = scores.argmax(1)  # (N, H, W)
         labels = batch.labels.to(predictor.device, non_blocking=True)
@@ -100,6 +100,17 @@ def evaluate(
         images=len(dataset),
         seconds=time.perf_counter() - started,
     )
+
+
+def _scores(predictor: Predictor, batch: Batch) -> Tensor:
+    try:
+        return predictor.scores(batch.images)
+    except torch.OutOfMemoryError as error:
+        height, width = batch.images.shape[2:]
+        raise ValueError(
+            f"{batch.names[0]}: {len(batch.names)} x {height} x {width} at scale {max(predictor.scales):g} is more "
+            f"than the memory of {predictor.device} holds; take smaller windows, fewer images at once, or bf16"
+        ) from error
 
 
 def check_classes(num_classes: int, dataset: SegmentationDataset) -> None:

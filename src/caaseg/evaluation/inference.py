@@ -163,7 +163,7 @@ def windows_of(
     columns = _along(size[1], window[1] if window else size[1], overlap)
     for top, down in rows:
         for left, right in columns:
-            weights = (down[:, None] * right).to(device)
+            weights = down.to(device)[:, None] * right.to(device)
             yield Window(view, slice(top, top + len(down)), slice(left, left + len(right)), weights)
 
 
