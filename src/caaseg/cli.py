@@ -375,7 +375,8 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         def seen(batch: "Batch", predictions: "torch.Tensor") -> None:
             nonlocal done
             done += len(batch.names)
-            report("images", done, -(-len(data) // ranks))
+            if rank == 0:
+                report("images", done, -(-len(data) // ranks))
             if submission is not None:
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)

@@ -202,9 +202,8 @@ def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, caps
     assert "│ 10 │" in printed
     assert "boundary IoU" in printed
     assert "CamVid, SegNet split (camvid, 11 classes), val: 2 images" in printed
-    assert (
-        "scales 0.5, 1, with mirrored images, windows of 9 x 9, logits averaged, output stride 16, 32 bits" in printed
-    )
+    assert "scales 0.5, 1, with mirrored images, windows of 9 x 9 that overlap by 33%, logits averaged" in printed
+    assert "output stride 16, 32 bits" in printed
     assert re.search(r"mean IoU \d+\.\d\d, pixel accuracy \d+\.\d\d, mean accuracy \d+\.\d\d, mean boundary", printed)
     assert "a class that neither labels nor predictions have has no IoU" in printed
     assert re.search(r"without accuracy (?!none).*Pole", printed)  # the tree has classes 0, 5 and 10 alone

@@ -46,7 +46,9 @@ def manner(predictor: Predictor, output_stride: int) -> str:
     words = [
         f"scale{'s' * several} {', '.join(f'{scale:g}' for scale in predictor.scales)}",
         "with mirrored images" if predictor.flip else "not mirrored",
-        "whole images" if predictor.window is None else "windows of {} x {}".format(*predictor.window),
+        "whole images"
+        if predictor.window is None
+        else "windows of {} x {}".format(*predictor.window) + f" that overlap by {predictor.overlap:.0%}",
         *([f"{predictor.average} averaged"] if several or predictor.flip or predictor.window else []),
         f"output stride {output_stride}",
         "bf16" if predictor.precision == "bf16" else "32 bits",
