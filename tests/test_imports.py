@@ -30,6 +30,8 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["benchmark", "loader", "--help"], 0),
         (["data", "show", "--help"], 0),
         (["benchmark", "attention", "--devise", "cpu"], 2),
+        (["evaluate", "--help"], 0),
+        (["evaluate", "my-model"], 2),
         (["data", "--help"], 0),
         (["data", "check", "--help"], 0),
         (["data", "prepare", "camvid"], 2),

@@ -4,6 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from caaseg.evaluation.evaluate import Evaluation as Evaluation
+    from caaseg.evaluation.evaluate import evaluate as evaluate
+    from caaseg.evaluation.inference import Predictor as Predictor
     from caaseg.models import ModelConfig as ModelConfig
     from caaseg.models import Prediction as Prediction
     from caaseg.models import Segmenter as Segmenter
@@ -14,14 +17,27 @@ __version__ = "0.1.0"
 
 # Each public name is imported when it is first asked for, so that `import caaseg` is quick.
 _HOMES = {
+    "Evaluation": "caaseg.evaluation.evaluate",
     "ModelConfig": "caaseg.models",
     "Prediction": "caaseg.models",
+    "Predictor": "caaseg.evaluation.inference",
     "Segmenter": "caaseg.models",
     "create_model": "caaseg.models",
+    "evaluate": "caaseg.evaluation.evaluate",
     "load_model": "caaseg.models",
 }
 
-__all__ = ["ModelConfig", "Prediction", "Segmenter", "__version__", "create_model", "load_model"]
+__all__ = [
+    "Evaluation",
+    "ModelConfig",
+    "Prediction",
+    "Predictor",
+    "Segmenter",
+    "__version__",
+    "create_model",
+    "evaluate",
+    "load_model",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Every head on small backbones of every kind, with and without decoder and auxiliary branch."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import caaseg
 from caaseg.attention import ChannelizedAxialAttention
-from caaseg.models import HEADS, ModelConfig
+from caaseg.models import HEADS, ModelConfig, with_output_stride
 from caaseg.models.heads import SqueezedAxialAttention
 
 BACKBONES = ["resnet18", "test_resnet", "test_efficientnet"]
@@ -200,3 +201,24 @@ def test_a_batch_of_one_is_refused_in_training_with_what_to_do() -> None:
 
 def test_nothing_pretrained_can_be_said_in_two_ways() -> None:
     assert build("fcn", pretrained=None).config == build("fcn", pretrained=False).config
+
+
+@pytest.mark.parametrize("variant", ["standard", "authors"])
+def test_another_output_stride_keeps_the_weights(variant: str) -> None:
+    backbone = "test_resnet" if variant == "standard" else "resnet18"
+    coarse = build("caa", backbone, output_stride=16, resnet_variant=variant, aux=True, decoder=True).eval()
+    fine = with_output_stride(coarse, 8)
+    assert (coarse.config.output_stride, fine.config.output_stride) == (16, 8)
+    assert fine.config == replace(coarse.config, output_stride=8)
+    assert not fine.training
+    ours, theirs = fine.state_dict(), coarse.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    images = torch.randn(1, 3, 65, 65)
+    with torch.no_grad():
+        assert coarse.backbone(images).coarse.shape[2:] == (5, 5)
+        assert fine.backbone(images).coarse.shape[2:] == (9, 9)
+        again = with_output_stride(fine, 16)
+        assert torch.equal(again(images).logits, coarse(images).logits)
+        assert not torch.equal(fine(images).logits, coarse(images).logits)
+    assert with_output_stride(coarse, 16) is coarse

@@ -36,7 +36,12 @@ def read_image(path: Path) -> Tensor:
     applied. 32-bit and floating images, several frames in one file and anything damaged are refused.
     """
     with _opened(path, IMAGE_FORMATS, "an image") as image:
-        pixels = np.array(_rgb(_upright(image), path))  # (H, W, 3), a copy: Pillow's own buffer cannot be written to
+        return image_pixels(image, str(path))
+
+
+def image_pixels(image: Image.Image, where: str) -> Tensor:
+    """The same of an image that is open already; `where` is what to call it in a message."""
+    pixels = np.array(_rgb(_upright(image), where))  # (H, W, 3), a copy: Pillow's own buffer cannot be written to
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -66,7 +71,7 @@ def read_colour_mask(path: Path) -> NDArray[np.uint8]:
             raise BadFileError(
                 f"{path}: a mask of mode {image.mode}; expected RGB or a palette, since classes are told by colour"
             )
-        return np.array(_rgb(image, path))
+        return np.array(_rgb(image, str(path)))
 
 
 @contextmanager
@@ -101,7 +106,7 @@ def _upright(image: Image.Image) -> Image.Image:
     return ImageOps.exif_transpose(image) if image.getexif() else image
 
 
-def _rgb(image: Image.Image, path: Path) -> Image.Image:
+def _rgb(image: Image.Image, where: str) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode in SIXTEEN_BIT:
@@ -112,7 +117,7 @@ def _rgb(image: Image.Image, path: Path) -> Image.Image:
     if image.mode in TRANSPARENT or image.mode == "P":
         return image.convert("RGBA").convert("RGB")  # a palette with transparency cannot go straight to RGB
     raise BadFileError(
-        f"{path}: an image of mode {image.mode}; expected 8 or 16-bit RGB, greyscale, palette or CMYK; convert it"
+        f"{where}: an image of mode {image.mode}; expected 8 or 16-bit RGB, greyscale, palette or CMYK; convert it"
     )
 
 

@@ -3,6 +3,6 @@
 from caaseg.config import ModelConfig
 from caaseg.models.heads import HEADS
 from caaseg.models.saving import load_model
-from caaseg.models.segmenter import Prediction, Segmenter, create_model
+from caaseg.models.segmenter import Prediction, Segmenter, create_model, with_output_stride
 
-__all__ = ["HEADS", "ModelConfig", "Prediction", "Segmenter", "create_model", "load_model"]
+__all__ = ["HEADS", "ModelConfig", "Prediction", "Segmenter", "create_model", "load_model", "with_output_stride"]

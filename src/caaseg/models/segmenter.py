@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +127,15 @@ def create_model(
     if not isinstance(pretrained, bool | None):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model
+
+
+def with_output_stride(model: Segmenter, output_stride: OutputStride) -> Segmenter:
+    """The model at another output stride than it was trained with: strides and dilations change, the weights do not."""
+    if output_stride == model.config.output_stride:
+        return model
+    other = Segmenter(replace(model.config, output_stride=output_stride))
+    other.load_state_dict(model.state_dict())
+    return other.to(model.classifier.weight.device).train(model.training)
 
 
 def _frozen(value: Any) -> Any:

@@ -1,0 +1,310 @@
+"""Scoring: the answer scores 100 %, counts are those of a plain loop, in one process or two; the command's words."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+import caaseg
+from caaseg.cli import main
+from caaseg.data import cityscapes
+from caaseg.data.catalogue import DATASETS
+from caaseg.data.sample import IGNORE, BadFileError, Batch, Colour, Sample
+from caaseg.data.scenes import Scenes
+from caaseg.data.transforms import normalise
+from caaseg.evaluation.evaluate import Evaluation
+from caaseg.reports.scores import lines, protocol, score_table
+from tests.data import trees
+
+
+def build(num_classes: int = 8, **options: Any) -> caaseg.Segmenter:
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"channels": 16, "key_channels": 4, "gate_width": 8}
+    model = caaseg.create_model("caa", backbone="test_resnet", num_classes=num_classes, **{**small, **options})
+    model(torch.randn(2, 3, 33, 33))  # batch norm statistics that are not the initial ones
+    nn.init.normal_(model.classifier.weight)  # so that more than one class is predicted
+    return model.eval()
+
+
+def scenes(length: int = 3) -> Scenes:
+    return Scenes("val", length=length, size=(64, 64))
+
+
+class Knowing(nn.Module):
+    """Knows the label of every image of a dataset by heart."""
+
+    def __init__(self, dataset: Scenes) -> None:
+        super().__init__()
+        self.known = [(normalise(sample.image[None])[0], sample.label) for sample in (dataset[k] for k in range(3))]
+        self.num_classes = len(dataset.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        labels = torch.stack([next(label for known, label in self.known if torch.equal(known, i)) for i in images])
+        classes = labels.to(torch.int64) % IGNORE  # something has to be said where the label is ignored
+        return one_hot(classes, self.num_classes).permute(0, 3, 1, 2).float()
+
+
+def test_who_knows_the_answer_scores_everything() -> None:
+    evaluation = caaseg.evaluate(Knowing(scenes()), scenes(), boundary=True, batch_size=2)
+    assert evaluation.mean_iou == evaluation.pixel_accuracy == evaluation.mean_accuracy == 1
+    assert evaluation.mean_boundary_iou == 1
+    assert evaluation.classes == Scenes.classes
+    assert evaluation.images == 3
+    labelled = sum(int((scenes()[k].label != IGNORE).sum()) for k in range(3))
+    assert evaluation.confusion.sum() == evaluation.confusion.diagonal().sum() == labelled
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_counts_are_those_of_a_plain_loop(batch_size: int, workers: int) -> None:
+    model, data = build(), scenes()
+    expected = torch.zeros(8, 8, dtype=torch.int64)
+    for sample in (data[k] for k in range(3)):
+        with torch.no_grad():
+            logits = model(normalise(sample.image[None], (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))).logits
+        for truth, found in zip(sample.label.flatten().tolist(), logits.argmax(1).flatten().tolist(), strict=True):
+            if truth != IGNORE:
+                expected[truth, found] += 1
+    evaluation = caaseg.evaluate(model, data, batch_size=batch_size, workers=workers)
+    assert torch.equal(evaluation.confusion, expected)
+    assert (expected.sum(0) > 0).sum() > 1
+    assert evaluation.boundary_iou is None
+    assert evaluation.mean_boundary_iou is None
+
+
+def test_a_predictor_says_how_to_score() -> None:
+    predictor = caaseg.Predictor(build(), scales=(0.5, 1.0), flip=True, window=(48, 48))
+    expected = torch.zeros(8, 8, dtype=torch.int64)
+    for sample in (scenes()[k] for k in range(3)):
+        found = torch.from_numpy(predictor(sample.image.permute(1, 2, 0).numpy())).to(torch.int64)
+        kept = sample.label != IGNORE
+        expected += torch.bincount(sample.label[kept] * 8 + found[kept], minlength=64).view(8, 8)
+    assert torch.equal(caaseg.evaluate(predictor, scenes()).confusion, expected)
+
+
+def test_nothing_of_an_image_is_kept() -> None:
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    def seen(batch: Batch, predictions: Tensor) -> None:
+        nonlocal most
+        alive.extend([weakref.ref(batch.images), weakref.ref(predictions)])
+        most = max(most, sum(reference() is not None for reference in alive))
+
+    caaseg.evaluate(build(), scenes(8), boundary=True, seen=seen)
+    assert len(alive) == 16
+    assert most <= 4  # those of this batch and of the one before
+
+
+class Odd:
+    """Images of several sizes, one pixel among them."""
+
+    classes: tuple[str, ...] = ("left", "right")
+    palette: tuple[Colour, ...] = ((0, 0, 0), (255, 255, 255))
+    sizes = ((1, 1), (7, 33), (50, 31))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Sample:
+        size = self.sizes[index]
+        return Sample(torch.full((3, *size), 90, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8), str(index))
+
+
+def test_images_of_any_size_are_scored_one_by_one() -> None:
+    predictor = caaseg.Predictor(build(2), scales=(0.5, 1.0, 1.75), flip=True)
+    evaluation = caaseg.evaluate(predictor, Odd(), boundary=True)
+    assert evaluation.confusion.sum() == sum(height * width for height, width in Odd.sizes)
+    with pytest.raises(ValueError, match="0 is 1 x 1 and 1 is 7 x 33: one batch needs one size"):
+        caaseg.evaluate(predictor, Odd(), batch_size=2)
+
+
+class Bad(Odd):
+    def __getitem__(self, index: int) -> Sample:
+        raise BadFileError("images/3.png: cut off; replace or remove the file")
+
+
+class Empty(Odd):
+    sizes = ()  # type: ignore[assignment]
+
+
+class Greedy(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_what_cannot_be_scored_is_said() -> None:
+    with pytest.raises(
+        ValueError, match="val-0-000000: 1 x 64 x 64 at scale 1 is more than the memory of cpu holds; take"
+    ):
+        caaseg.evaluate(Greedy(), scenes())
+    with pytest.raises(
+        ValueError, match=r"tells 5 classes apart, but the data have 8 \(meadow, water, sand, \.\.\.\); evaluate it on"
+    ):
+        caaseg.evaluate(build(5), scenes())
+    with pytest.raises(ValueError, match=r"tells 5 classes apart, but the data have 2 \(left, right\); evaluate"):
+        caaseg.evaluate(build(5), Odd())
+    with pytest.raises(BadFileError, match=r"images/3\.png: cut off"):
+        caaseg.evaluate(build(2), Bad())
+    with pytest.raises(ValueError, match="the dataset has no images to score"):
+        caaseg.evaluate(build(2), Empty())
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small CamVid, and a model for it."""
+    root = tmp_path_factory.mktemp("evaluate")
+    trees.camvid(root / "camvid")
+    build(11, classes=DATASETS["camvid"].classes).save_pretrained(root / "model")
+    return root
+
+
+def words(place: Path, *more: str) -> list[str]:
+    return ["evaluate", str(place / "model"), "--dataset", "camvid", "--root", str(place / "camvid"), *more]
+
+
+def test_two_processes_count_every_image_once(place: Path, tmp_path: Path) -> None:
+    common = ["--split", "train", "--boundary", "--workers", "0", "--device", "cpu"]  # 3 images: 2 and 1
+    assert main(words(place, *common, "--json", str(tmp_path / "one.json"))) == 0
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
+    result = subprocess.run(
+        [*launch, *words(place, *common, "--json", str(tmp_path / "two.json"))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("mean IoU") == 1  # one of them speaks
+    one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
+    for name in ("command", "seconds"):
+        assert one.pop(name) != two.pop(name)
+    assert one == two
+    assert np.sum(one["confusion"]) == 3 * 12 * 16 * 3 / 4  # a quarter is ignored
+
+
+def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(place, "--boundary", "--scales", "0.5, 1.0", "--flip", "--window", "9x9")) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "│ 10 │" in printed
+    assert "boundary IoU" in printed
+    assert "CamVid, SegNet split (camvid, 11 classes), val: 2 images" in printed
+    assert "scales 0.5, 1, with mirrored images, windows of 9 x 9 that overlap by 33%, logits averaged" in printed
+    assert "output stride 16, 32 bits" in printed
+    assert re.search(r"mean IoU \d+\.\d\d, pixel accuracy \d+\.\d\d, mean accuracy \d+\.\d\d, mean boundary", printed)
+    assert "a class that neither labels nor predictions have has no IoU" in printed
+    assert re.search(r"without accuracy (?!none).*Pole", printed)  # the tree has classes 0, 5 and 10 alone
+    assert "names its classes otherwise" not in printed
+
+
+def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(place, "--output-stride", "8", "--precision", "bf16", "--workers", "0", "--json", "-")) == 0
+    captured = capsys.readouterr()
+    content = json.loads(captured.out)
+    assert "mean IoU" in captured.err
+    assert content["how"] == "scale 1, not mirrored, whole images, output stride 8, bf16"
+    assert content["images"] == 2
+    assert len(content["confusion"]) == len(content["classes"]) == 11
+    assert content["classes"][1]["accuracy"] is None  # not in the labels
+    assert content["mean_boundary_iou"] is None
+    matrix = np.array(content["confusion"])
+    assert content["pixel_accuracy"] == pytest.approx(np.trace(matrix) / matrix.sum())
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--scales", "1.0,big"], "--scales has 'big'; expected a number above 0, such as 0.75"),
+        (["--scales", "0"], "--scales has '0'; expected a number above 0"),
+        (["--window", "5x6x7"], "--window is '5x6x7'; expected height x width"),
+        (["--split", "trial"], "camvid"),
+        (["--dataset", "camvids"], "no dataset is called 'camvids'; expected any of pascal_context, "),
+        (["--dataset", "scenes"], "the model tells 11 classes apart, but the data have 8 (meadow, water, sand, ...)"),
+        (["--submission", "out"], "--submission is for the Cityscapes server, but --dataset is camvid; leave it out"),
+        (["--batch-size", "0"], "batch_size is 0; expected 1 or more"),
+        (["--workers", "-1"], "workers is -1; expected 0 or more"),
+    ],
+)
+def test_bad_input_ends_with_one_message(
+    place: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(place, *more)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_a_missing_model_or_root_is_said(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    assert main(["evaluate", "model", "--dataset", "camvid"]) == 2
+    assert "camvid needs the folder that its files are in; give it as --root" in capsys.readouterr().err
+    assert main(["evaluate", "camvid", "--dataset", "camvid", "--root", "camvid"]) == 2
+    assert "camvid: holds no model; expected a folder with config.json" in capsys.readouterr().err
+
+
+def test_other_names_for_the_classes_are_noted(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build(11, classes=[f"class {k}" for k in range(11)]).save_pretrained(tmp_path)
+    assert main(["evaluate", str(tmp_path), *words(place, "--workers", "0")[2:]]) == 0
+    assert "names its classes otherwise than the data do" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "bonn_000000_000019"
+    trees.save_picture(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png", height=1024, width=2048)
+    model = build(19)
+    model.save_pretrained(tmp_path / "model")
+    arguments = ["--dataset", "cityscapes", "--root", str(tmp_path), "--split", "test", "--workers", "0"]
+    assert main(["evaluate", str(tmp_path / "model"), *arguments, "--submission", str(tmp_path / "out")]) == 0
+    assert "No pixel of this split is labelled: there is nothing to score by." in capsys.readouterr().out
+    with Image.open(tmp_path / "out" / f"{name}_prediction.png") as written:
+        found = np.array(written)
+    expected = caaseg.Predictor(model)(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png")
+    assert np.array_equal(found, np.array(cityscapes.CLASSES.raw)[expected])
+
+
+def test_the_protocol_tells_59_from_60_classes() -> None:
+    for name, number, how in (("pascal_context", 59, "ignored"), ("pascal_context_60", 60, "scored")):
+        text = protocol(name, "val", made(DATASETS[name].classes))
+        assert text == f"PASCAL Context, background {how} ({name}, {number} classes), val: 4 images"
+
+
+def made(classes: tuple[str, ...]) -> Evaluation:
+    nothing = (math.nan,) * len(classes)
+    return Evaluation(
+        classes=classes,
+        confusion=torch.eye(len(classes), dtype=torch.int64),
+        mean_iou=1.0,
+        pixel_accuracy=1.0,
+        mean_accuracy=1.0,
+        iou=(1.0, *nothing[1:]),
+        accuracy=(1.0, *nothing[1:]),
+        mean_boundary_iou=None,
+        boundary_iou=None,
+        images=4,
+        seconds=2.0,
+    )
+
+
+def test_what_has_no_score_is_empty_and_named() -> None:
+    evaluation = made(("cat", "[dog]", "hen"))
+    assert list(score_table(evaluation).columns[2].cells) == ["100.00", "", ""]
+    assert lines(evaluation, "cats", "at once")[-1].endswith(
+        "without IoU here [dog], hen, without accuracy [dog], hen."
+    )
+    assert lines(evaluation, "cats", "at once")[0] == "cats; 2.0 s, 2 images a second"
