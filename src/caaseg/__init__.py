@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from caaseg.models import Segmenter as Segmenter
     from caaseg.models import create_model as create_model
     from caaseg.models import load_model as load_model
+    from caaseg.recipe_files import load_recipe as load_recipe
+    from caaseg.training.runs import train as train
 
 __version__ = "0.1.0"
 
@@ -19,9 +21,20 @@ _HOMES = {
     "Segmenter": "caaseg.models",
     "create_model": "caaseg.models",
     "load_model": "caaseg.models",
+    "load_recipe": "caaseg.recipe_files",
+    "train": "caaseg.training.runs",
 }
 
-__all__ = ["ModelConfig", "Prediction", "Segmenter", "__version__", "create_model", "load_model"]
+__all__ = [
+    "ModelConfig",
+    "Prediction",
+    "Segmenter",
+    "__version__",
+    "create_model",
+    "load_model",
+    "load_recipe",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:

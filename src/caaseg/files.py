@@ -14,7 +14,9 @@ def written_whole(path: Path) -> Iterator[Path]:
     try:
         yield aside
         with aside.open("rb") as written:
-            os.fsync(written.fileno())  # on disk before it has its name: a name survives a power cut that content may not
+            os.fsync(
+                written.fileno()
+            )  # on disk before it has its name: a name survives a power cut that content may not
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -118,7 +118,9 @@ def _read(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: cannot be read as YAML ({reason}); correct it, or start from a shipped one") from error
+        raise ValueError(
+            f"{path}: cannot be read as YAML ({reason}); correct it, or start from a shipped one"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: holds {type(content).__name__}; expected a recipe's keys: model, data, steps, ...")
     return content
@@ -175,7 +177,7 @@ def _with_underscores(words: Sequence[str]) -> list[str]:
 
 
 def _explained(error: ArgumentError) -> str:
-    """jsonargparse's message in our words: the key, what was found, what was expected."""
+    """Jsonargparse's message in our words: the key, what was found, what was expected."""
     text = str(error)
     key = re.search(r'key "([\w.]+)"', text)
     found = re.search(r"(?:Got value|Given value): (.*)", text)

@@ -313,7 +313,9 @@ def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) ->
         changed = {key: two for key, two in differences(load_recipe(written), recipe).items() if key not in MAY_CHANGE}
         if changed:
             listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
-            raise ValueError(f"{written}: the run was begun otherwise: {listed}; give the same values, or another --out")
+            raise ValueError(
+                f"{written}: the run was begun otherwise: {listed}; give the same values, or another --out"
+            )
     if str(resume) == "auto":
         return checkpoints.newest_good_checkpoint(folder)
     return checkpoints.read_checkpoint(Path(resume))
@@ -340,9 +342,7 @@ def _processes(devices: int, on_gpu: bool) -> tuple[int, int]:
     return devices, 1
 
 
-def _trainer(
-    recipe: Recipe, on_gpu: bool, here: int, machines: int, steps: int, conductor: Conductor
-) -> L.Trainer:
+def _trainer(recipe: Recipe, on_gpu: bool, here: int, machines: int, steps: int, conductor: Conductor) -> L.Trainer:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not what it found on this machine
     precision: Any = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[recipe.precision]
     return L.Trainer(
