@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -405,7 +406,7 @@ def recipes() -> int:
     return 0
 
 
-def train(
+def train_by_recipe(
     recipe: str,
     *,
     out: Path | None = None,
@@ -454,7 +455,7 @@ def train(
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
     "recipes": recipes,
-    "train": train,
+    "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "flops": flops,
     "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
     "benchmark": {"attention": benchmark_attention, "model": benchmark_model, "loader": benchmark_loader},
@@ -471,7 +472,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         overrides: list[str] = []
         explained = bool({"-h", "--help"} & set(words))
         if words[:1] == ["train"] and not explained:
-            words, overrides = split_overrides(words)  # they are read together with the recipe
+            words, overrides = split_overrides(words, own=signature(train_by_recipe).parameters)
         parsed = _parser(explained).parse_args(words)
         if overrides:
             parsed["train"]["overrides"] = overrides
@@ -508,7 +509,7 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
         else:
             # Keyword-only parameters are options.
             child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides"})
-            if command is train and explained:
+            if command is train_by_recipe and explained:
                 add_recipe_arguments(child)
             _make_customary(child)
 

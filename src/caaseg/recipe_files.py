@@ -6,8 +6,8 @@ here imports torch, so that `caaseg train --help` is instant.
 
 import difflib
 import re
-from argparse import ArgumentError
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -89,10 +89,18 @@ def add_recipe_arguments(parser: ArgumentParser) -> None:
     """Every value of a recipe as an option, with its docstring and default."""
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser.add_class_arguments(Recipe)
+    for action in parser._actions:
+        if action.dest in SECTIONS:
+            action.help = SUPPRESS  # a file for a section: a recipe is one file
 
 
-def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Words of a command line without those that override a value of a recipe, and those."""
+def split_overrides(words: Sequence[str], own: Container[str]) -> tuple[list[str], list[str]]:
+    """Words of a command line without those that override a value of a recipe, and those.
+
+    Args:
+        words: the command line.
+        own: names of the command's own options.
+    """
     others, overrides = [], []
     rest = iter(words)
     for word in rest:
@@ -100,7 +108,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
             overrides.append(word)
             if "=" not in word:
                 overrides.extend(value for value in [next(rest, None)] if value is not None)
-        elif re.match(r"--(model|data|loss|optimiser)\.", word):
+        elif word.startswith("--") and _key(word) not in own:
             raise ValueError(_unknown(f"option {word.partition('=')[0]}", _key(word), prefix="--"))
         else:
             others.append(word)
@@ -158,7 +166,7 @@ def _unknown(what: str, key: str, prefix: str = "") -> str:
 
 def _hints() -> dict[str, Any]:
     """The type of every value, by its dotted key."""
-    hints = {}
+    hints: dict[str, Any] = {}
     for field in fields(Recipe):
         if field.name in SECTIONS:
             of_section = get_type_hints(SECTIONS[field.name])

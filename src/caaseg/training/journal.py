@@ -23,7 +23,7 @@ class Journal:
         with written_whole(path) as aside:
             aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
         self._file = path.open("a")
-        self._events: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)  # type: ignore[no-untyped-call]
+        self._events: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float | dict[str, float]]) -> None:
         """Note numbers of a step; a name may stand for several, by name."""

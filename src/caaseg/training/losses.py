@@ -1,8 +1,8 @@
 """What is made small: cross entropy over the labelled pixels of a whole step.
 
-A step may be computed in parts, one after the other and on several devices. Each part gives a sum; what it is divided by
-is known from the labels of the whole step before anything is computed. So parts add up to what one part would give, and
-a crop without a labelled pixel adds zero.
+A step may be computed in parts, one after the other and on several devices. Each part gives a sum; what it is divided
+by is known from the labels of the whole step before anything is computed. So parts add up to what one part would give,
+and a crop without a labelled pixel adds zero.
 """
 
 import torch

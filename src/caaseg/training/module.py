@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
         value = float(self.own_loss)
         if not np.isfinite(value):
             raise NonFiniteLossError(
-                f"step {self.step}: the loss is {value} on the files {', '.join(self.names)}; expected a finite number; "
+                f"step {self.step}: the loss is {value} on the files {', '.join(self.names)}; expected a finite one; "
                 "look at these files, lower optimiser.lr, set optimiser.clip or a longer warm-up, or use precision 32"
             )
 
@@ -274,8 +274,8 @@ def with_synchronised_statistics(model: Segmenter, *, gpus: int) -> Segmenter:
     """With more than one GPU, batch normalisation over the batches of all; there is none such for CPUs."""
     if gpus < 2:
         return model
-    from timm.layers import convert_sync_batchnorm  # knows timm's layers that hold an activation, torch's does not
+    from timm.layers.norm_act import convert_sync_batchnorm  # torch's own loses the activation of timm's layers
 
-    converted = convert_sync_batchnorm(model)
+    converted = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     assert isinstance(converted, Segmenter)
     return converted

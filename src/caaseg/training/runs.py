@@ -31,8 +31,9 @@ from caaseg.training.module import Outcome, TrainingModule, with_synchronised_st
 from caaseg.training.schedule import learning_rate
 
 import lightning as L  # isort: skip  # after module, which makes its import possible
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment  # isort: skip
-from lightning.fabric.utilities.rank_zero import rank_zero_only  # isort: skip
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # isort: skip
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment  # isort: skip
+from lightning.fabric.utilities.rank_zero import _get_rank  # isort: skip
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ def train(
     module = TrainingModule(recipe, model, train_data, val_data, state=state)
     start = 0 if state is None else state["step"]
     best = {} if state is None else state["best"]
-    if rank_zero_only.rank == 0:
+    if not _get_rank():  # None where there is no other
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(folder / RECIPE) as aside:
             save_recipe(recipe, aside)
@@ -123,8 +124,9 @@ def train(
                 trainer.fit(module)
         except torch.OutOfMemoryError as error:
             height, width = recipe.data.crop
+            crops = recipe.batch_size // ranks // recipe.accumulate
             raise ValueError(
-                f"step {module.step + 1}: {recipe.batch_size // ranks // recipe.accumulate} crops of {height} x {width} "
+                f"step {module.step + 1}: {crops} crops of {height} x {width} "
                 "do not fit in the memory of the device; set a smaller data.crop or batch_size, a larger accumulate, "
                 "or precision bf16"
             ) from error
@@ -306,7 +308,7 @@ def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) ->
     written = folder / RECIPE
     if resume is None:
         # Other ranks come here when the first has already begun to write.
-        if rank_zero_only.rank == 0 and (written.exists() or (folder / checkpoints.FOLDER).exists()):
+        if not _get_rank() and (written.exists() or (folder / checkpoints.FOLDER).exists()):
             raise ValueError(f"{folder}: holds a run; go on with it by --resume auto, or give another folder by --out")
         return None
     if written.exists():
