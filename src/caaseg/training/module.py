@@ -270,10 +270,8 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, DROPOUT_STREAM, step, rank)).generate_state(1)[0])
 
 
-def with_synchronised_statistics(model: Segmenter, *, gpus: int) -> Segmenter:
-    """With more than one GPU, batch normalisation over the batches of all; there is none such for CPUs."""
-    if gpus < 2:
-        return model
+def with_synchronised_statistics(model: Segmenter) -> Segmenter:
+    """Batch normalisation over the batches of all GPUs; there is none such for CPUs."""
     from timm.layers.norm_act import convert_sync_batchnorm  # torch's own loses the activation of timm's layers
 
     converted = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]

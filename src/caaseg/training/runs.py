@@ -41,6 +41,7 @@ Device = Literal["auto", "cpu", "cuda"]
 
 RECIPE = "recipe.yaml"
 LOG_EVERY = 10  # steps between two lines of the journal
+WITHOUT_IMAGE_LEVEL = ("fcn", "danet")  # heads
 MAY_CHANGE = {"data.root", "data.workers"}  # on resume: they change nothing that is learned
 
 
@@ -98,6 +99,13 @@ def train(
             f"batch_size is {recipe.batch_size}; expected a multiple of {ranks * recipe.accumulate}, "
             f"{ranks} processes times {recipe.accumulate} accumulation steps"
         )
+    crops = recipe.batch_size // ranks // recipe.accumulate
+    synchronised = on_gpu and ranks > 1
+    if crops == 1 and not synchronised and recipe.model.head not in WITHOUT_IMAGE_LEVEL:
+        raise ValueError(
+            f"1 crop is computed at a time, but the image-level branch of head {recipe.model.head} needs 2 or more for "
+            "its batch statistics; set a larger batch_size or a smaller accumulate"
+        )
     if recipe.precision == "16" and not on_gpu:
         raise ValueError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
     if ranks > 1 and not on_gpu:
@@ -106,7 +114,8 @@ def train(
     state = _state_to_resume(recipe, folder, resume)
     train_data, val_data = open_data(recipe)
     model = build_model(recipe, train_data, init_from if state is None else None)
-    model = with_synchronised_statistics(model, gpus=ranks if on_gpu else 0)
+    if synchronised:
+        model = with_synchronised_statistics(model)
     module = TrainingModule(recipe, model, train_data, val_data, state=state)
     start = 0 if state is None else state["step"]
     best = {} if state is None else state["best"]
@@ -124,7 +133,6 @@ def train(
                 trainer.fit(module)
         except torch.OutOfMemoryError as error:
             height, width = recipe.data.crop
-            crops = recipe.batch_size // ranks // recipe.accumulate
             raise ValueError(
                 f"step {module.step + 1}: {crops} crops of {height} x {width} "
                 "do not fit in the memory of the device; set a smaller data.crop or batch_size, a larger accumulate, "
