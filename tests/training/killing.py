@@ -3,7 +3,7 @@
     python -m tests.training.killing FOLDER KILLS SEED WORKERS
 
 The process imports everything once and forks each run, so that a kill costs no more than what it destroys. Every third
-kill comes from inside, when a checkpoint is half written.
+kill comes from inside, when a checkpoint is half written; the others at any moment after the first step has begun.
 """
 
 import os
@@ -28,13 +28,18 @@ def recipe(workers: int) -> Recipe:
     )
 
 
-def forked(folder: Path, workers: int, checkpoints: int | None = None) -> int:
-    """Start a run; with a number of checkpoints it dies while it writes the one after them."""
+def started(folder: Path, workers: int, checkpoints: int | None = None) -> int:
+    """Fork a run and wait until it begins; with a number of checkpoints it dies while it writes the one after them."""
+    begun, begins = os.pipe()
     child = os.fork()
     if child:
+        os.close(begins)
+        os.read(begun, 1)
+        os.close(begun)
         return child
     try:
         torch.set_num_threads(1)
+        tell_of(begins)
         if checkpoints is not None:
             torch.save = dying(torch.save, checkpoints)  # type: ignore[assignment]
         runs.train(recipe(workers), folder, resume="auto", device="cpu")
@@ -42,6 +47,16 @@ def forked(folder: Path, workers: int, checkpoints: int | None = None) -> int:
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(1)
+
+
+def tell_of(pipe: int) -> None:
+    on_train_start = runs.Conductor.on_train_start
+
+    def told(*arguments: Any) -> None:
+        on_train_start(*arguments)
+        os.write(pipe, b"!")
+
+    runs.Conductor.on_train_start = told  # type: ignore[method-assign]
 
 
 def dying(save: Any, checkpoints: int) -> Any:
@@ -60,28 +75,29 @@ def dying(save: Any, checkpoints: int) -> Any:
 
 def main(folder: Path, kills: int, seed: int, workers: int) -> None:
     rng = random.Random(seed)
-    started = time.monotonic()
-    child = forked(folder / "whole", workers)
+    child = started(folder / "whole", workers)
+    began = time.monotonic()
     assert os.waitpid(child, 0)[1] == 0
-    duration_s = time.monotonic() - started
-    killed = 0
-    while killed < kills:
+    duration_s = time.monotonic() - began
+    killed = turn = 0
+    while True:
+        run = folder / f"killed-{turn}"
         inside = killed % 3 == 1
-        child = forked(folder / "killed", workers, rng.randrange(2) if inside else None)
-        if not inside:
-            # Short lives, or the run would be over before it was killed often.
-            time.sleep(rng.uniform(0, 2.5 * duration_s / kills))
+        child = started(run, workers, rng.randrange(2) if inside and killed < kills else None)
+        if killed < kills and not inside:
+            time.sleep(rng.uniform(0, min(1.0, 3 / kills) * duration_s))
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0:
+        if os.WIFSIGNALED(status):
+            killed += 1
+            last = max((path.stem for path in run.glob("checkpoints/step-*.pt")), default="none")
+            print(f"kill {killed}{' while writing' if inside else ''}: newest checkpoint {last}", flush=True)
+        elif status != 0:
             sys.exit("the run failed")
-        if os.WIFEXITED(status):
-            sys.exit(f"the run was over after {killed} kills")
-        killed += 1
-        last = max((path.stem for path in (folder / "killed").glob("checkpoints/step-*.pt")), default="none")
-        print(f"kill {killed}{' while writing' if inside else ''}: newest checkpoint {last}", flush=True)
-    assert os.waitpid(forked(folder / "killed", workers), 0)[1] == 0
-    print(f"killed {killed} times; uninterrupted it takes {duration_s:.1f} s")
+        elif killed == kills:
+            break
+        else:  # it was over before it was killed as often as asked: another one
+            turn += 1
 
 
 if __name__ == "__main__":
