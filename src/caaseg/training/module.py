@@ -106,6 +106,7 @@ class TrainingModule(L.LightningModule):
             if self._restored is not None:
                 self.average.model.load_state_dict(self._restored["average"])
         self._restored = None
+        self.model.train()
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
             self.model.compile(dynamic=False)

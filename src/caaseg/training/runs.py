@@ -7,6 +7,7 @@ best on the validation split) and, when the run is done, model/.
 import logging
 import os
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -173,8 +174,9 @@ class Conductor(L.Callback):
         def stop(number: int, frame: Any) -> None:
             module.stop_asked = True
 
-        # Here lightning has set its own, which takes no care of what ranks are at; it restores what was before.
-        signal.signal(signal.SIGTERM, stop)
+        if threading.current_thread() is threading.main_thread():  # others may not
+            # Lightning has set its own by now, which takes no care of what ranks are at; it restores what was before.
+            signal.signal(signal.SIGTERM, stop)
         self._restart_clock()
 
     def on_train_batch_end(
