@@ -27,5 +27,5 @@ def partly_ignored(scenes: Scenes, index: int, draw: object = Scenes.__getitem__
 if __name__ == "__main__":
     torch.set_num_threads(1)
     nn.BatchNorm2d.train = nn.Dropout.train = always_evaluate  # type: ignore[method-assign,assignment]
-    Scenes.__getitem__ = partly_ignored  # type: ignore[method-assign,assignment]
+    Scenes.__getitem__ = partly_ignored  # type: ignore[method-assign]
     sys.exit(main())

@@ -41,7 +41,7 @@ def started(folder: Path, workers: int, checkpoints: int | None = None) -> int:
         torch.set_num_threads(1)
         tell_of(begins)
         if checkpoints is not None:
-            torch.save = dying(torch.save, checkpoints)  # type: ignore[assignment]
+            torch.save = dying(torch.save, checkpoints)
         runs.train(recipe(workers), folder, resume="auto", device="cpu")
         os._exit(0)
     except BaseException as error:
@@ -56,7 +56,7 @@ def tell_of(pipe: int) -> None:
         on_train_start(*arguments)
         os.write(pipe, b"!")
 
-    runs.Conductor.on_train_start = told  # type: ignore[method-assign]
+    runs.Conductor.on_train_start = told  # type: ignore[method-assign,assignment]
 
 
 def dying(save: Any, checkpoints: int) -> Any:

@@ -43,6 +43,7 @@ def assert_same(folder: Path, found: dict[str, torch.Tensor], expected: dict[str
             assert other["val_mean_iou"] == pytest.approx(line["val_mean_iou"], abs=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")  # as this test wants it
 def test_accumulation_gives_what_one_part_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in (nn.BatchNorm2d, nn.Dropout):
         monkeypatch.setattr(part, "train", always_evaluate)

