@@ -34,7 +34,7 @@ from caaseg.training.schedule import learning_rate
 import lightning as L  # isort: skip  # after module, which makes its import possible
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # isort: skip
 from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment  # isort: skip
-from lightning.fabric.utilities.rank_zero import _get_rank  # isort: skip
+from lightning.fabric.utilities.rank_zero import rank_zero_only  # isort: skip
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ def train(
     module = TrainingModule(recipe, model, train_data, val_data, state=state)
     start = 0 if state is None else state["step"]
     best = {} if state is None else state["best"]
-    if not _get_rank():  # None where there is no other
+    if _is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(folder / RECIPE) as aside:
             save_recipe(recipe, aside)
@@ -196,11 +196,11 @@ class Conductor(L.Callback):
         self._read()
         if validate:
             self._validated(module.validate(), module)
+        if last and trainer.is_global_zero:  # before the checkpoint that says that all is done
+            save_model(module.scored, self.folder / "model", recipe, step, self.mean_iou)
         if save and self.journal is not None:
             self.journal.sync()
             checkpoints.write_checkpoint(self.folder, {**module.state(), "best": self.best})
-        if last and trainer.is_global_zero:
-            save_model(module.scored, self.folder / "model", recipe, step, self.mean_iou)
         trainer.should_stop = module.stopping
         trainer.strategy.barrier()
         self._restart_clock()
@@ -320,7 +320,7 @@ def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) ->
     written = folder / RECIPE
     if resume is None:
         # Other ranks come here when the first has already begun to write.
-        if not _get_rank() and (written.exists() or (folder / checkpoints.FOLDER).exists()):
+        if _is_first_rank() and (written.exists() or (folder / checkpoints.FOLDER).exists()):
             raise ValueError(f"{folder}: holds a run; go on with it by --resume auto, or give another folder by --out")
         return None
     if written.exists():
@@ -333,6 +333,10 @@ def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) ->
     if str(resume) == "auto":
         return checkpoints.newest_good_checkpoint(folder)
     return checkpoints.read_checkpoint(Path(resume))
+
+
+def _is_first_rank() -> bool:
+    return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]
 
 
 def _on_gpu(device: Device) -> bool:
