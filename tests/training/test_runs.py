@@ -12,11 +12,13 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch import nn
 
 import caaseg
 from caaseg.cli import main
 from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
+from caaseg.training import runs
 from caaseg.training.journal import read_lines
 from caaseg.training.module import NonFiniteLossError
 from caaseg.training.runs import Progress, train
@@ -146,6 +148,25 @@ def test_running_out_of_memory_is_said_with_what_to_do(tmp_path: Path, monkeypat
         ValueError, match="step 1: 2 crops of 64 x 64 do not fit in the memory of the device; set a small"
     ):
         train(small_recipe(), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.parametrize(("gpus", "synchronised"), [(1, False), (2, True)])
+def test_more_than_one_gpu_synchronises_batch_statistics(
+    gpus: int, synchronised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[nn.Module] = []
+
+    class Trainer:
+        def fit(self, module: nn.Module) -> None:
+            fitted.append(module)
+
+    monkeypatch.setattr(runs, "_on_gpu", lambda device: True)
+    monkeypatch.setattr(runs, "_processes", lambda devices, on_gpu: (gpus, 1))
+    monkeypatch.setattr(runs, "_trainer", lambda *arguments: Trainer())
+    train(small_recipe(), tmp_path / "run", devices=gpus)
+    kinds = {type(part) for part in fitted[0].modules()}
+    assert (nn.SyncBatchNorm in kinds) == synchronised
+    assert (nn.BatchNorm2d in kinds) != synchronised
 
 
 def images_and_masks(root: Path, number: int = 6) -> None:

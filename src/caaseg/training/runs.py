@@ -273,6 +273,10 @@ def open_data(recipe: Recipe) -> tuple[SegmentationDataset, SegmentationDataset]
     if data.root is None and find(data.dataset).has_files:
         raise ValueError(f"data.root is missing: {data.dataset} needs the folder that its files are in; --data.root")
     root = None if data.root is None else Path(data.root)
+    if root is not None and not root.is_dir():
+        raise ValueError(
+            f"data.root is {root}: no such folder; expected the one that holds {data.dataset}; --data.root"
+        )
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
 
     def split(names: str) -> SegmentationDataset:
