@@ -440,6 +440,8 @@ def train_by_recipe(
         result = runs.train(
             loaded, folder, resume=resume, init_from=init_from, device=device, devices=devices, progress=show
         )
+    if not runs.is_first_rank():
+        console.quiet = True  # of several processes one speaks
     if not result.finished:
         console.print(f"stopped after step {result.step}; go on with --resume auto --out {folder}", highlight=False)
         return 143  # as a shell says it of a command that SIGTERM ended

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +150,14 @@ def test_running_out_of_memory_is_said_with_what_to_do(tmp_path: Path, monkeypat
         ValueError, match="step 1: 2 crops of 64 x 64 do not fit in the memory of the device; set a small"
     ):
         train(small_recipe(), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_is_trained_and_saved_as_any_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "caaseg", "train", "scenes/fcn_resnet18", "--device", "cpu", *WORDS]
+    words = ["--compile", "true", "--steps", "3", "--optimiser.ema", "0.9", "--out", str(tmp_path / "run")]
+    subprocess.run([*command, *words], check=True, capture_output=True)
+    assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
 
 
 @pytest.mark.parametrize(("gpus", "synchronised"), [(1, False), (2, True)])

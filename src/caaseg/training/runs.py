@@ -109,7 +109,7 @@ def train(
         )
     if recipe.precision == "16" and not on_gpu:
         raise ValueError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
-    if ranks > 1 and not on_gpu:
+    if ranks > 1 and not on_gpu and is_first_rank():
         logger.warning("synchronised batch normalisation is not available on CPU: each process has its own statistics")
 
     state = _state_to_resume(recipe, folder, resume)
@@ -120,7 +120,7 @@ def train(
     module = TrainingModule(recipe, model, train_data, val_data, state=state)
     start = 0 if state is None else state["step"]
     best = {} if state is None else state["best"]
-    if _is_first_rank():
+    if is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
         with written_whole(folder / RECIPE) as aside:
             save_recipe(recipe, aside)
@@ -324,7 +324,7 @@ def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) ->
     written = folder / RECIPE
     if resume is None:
         # Other ranks come here when the first has already begun to write.
-        if _is_first_rank() and (written.exists() or (folder / checkpoints.FOLDER).exists()):
+        if is_first_rank() and (written.exists() or (folder / checkpoints.FOLDER).exists()):
             raise ValueError(f"{folder}: holds a run; go on with it by --resume auto, or give another folder by --out")
         return None
     if written.exists():
@@ -339,7 +339,8 @@ def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) ->
     return checkpoints.read_checkpoint(Path(resume))
 
 
-def _is_first_rank() -> bool:
+def is_first_rank() -> bool:
+    """Whether this process is the one that writes and speaks, of all that train together."""
     return bool(rank_zero_only.rank == 0)  # type: ignore[attr-defined]
 
 
@@ -365,7 +366,8 @@ def _processes(devices: int, on_gpu: bool) -> tuple[int, int]:
 
 
 def _trainer(recipe: Recipe, on_gpu: bool, here: int, machines: int, steps: int, conductor: Conductor) -> L.Trainer:
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # not what it found on this machine
+    for package in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(package).setLevel(logging.WARNING)  # not what it found on this machine
     precision: Any = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[recipe.precision]
     return L.Trainer(
         accelerator="gpu" if on_gpu else "cpu",
