@@ -35,6 +35,9 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["data", "--help"], 0),
         (["data", "check", "--help"], 0),
         (["data", "prepare", "camvid"], 2),
+        (["train", "--help"], 0),
+        (["recipes", "--help"], 0),
+        (["train", "scenes/caa_resnet18", "--devise", "cpu"], 2),
         (["nothing"], 2),
         ([], 2),
     ):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from caaseg.models import Segmenter as Segmenter
     from caaseg.models import create_model as create_model
     from caaseg.models import load_model as load_model
+    from caaseg.recipe_files import load_recipe as load_recipe
+    from caaseg.training.runs import train as train
 
 __version__ = "0.1.0"
 
@@ -25,6 +27,8 @@ _HOMES = {
     "create_model": "caaseg.models",
     "evaluate": "caaseg.evaluation.evaluate",
     "load_model": "caaseg.models",
+    "load_recipe": "caaseg.recipe_files",
+    "train": "caaseg.training.runs",
 }
 
 __all__ = [
@@ -37,6 +41,8 @@ __all__ = [
     "create_model",
     "evaluate",
     "load_model",
+    "load_recipe",
+    "train",
 ]
 
 

@@ -5,6 +5,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -12,12 +13,14 @@ from jsonargparse import ArgumentParser, Namespace
 
 from caaseg import __version__
 from caaseg.config import OutputStride
+from caaseg.recipe_files import add_recipe_arguments, split_overrides
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
     from caaseg.data.sample import Batch
+    from caaseg.training.runs import Progress
 
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
@@ -499,9 +502,69 @@ def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "t
     return 0
 
 
+def recipes() -> int:
+    """List the shipped recipes, each a complete file; train one by its name, or copy and change it."""
+    from caaseg.recipe_files import SHIPPED, SUFFIX, recipe_names
+
+    for name in recipe_names():
+        first = (SHIPPED / f"{name}{SUFFIX}").read_text().partition("\n")[0]
+        print(f"{name:32} {first.lstrip('# ') if first.startswith('#') else ''}".rstrip())
+    return 0
+
+
+def train_by_recipe(
+    recipe: str,
+    *,
+    out: Path | None = None,
+    resume: str | None = None,
+    init_from: str | None = None,
+    device: Device = "auto",
+    devices: int = 1,
+    overrides: Sequence[str] = (),
+) -> int:
+    """Train a model by a recipe. Every value of the recipe can be overridden, such as --model.output_stride 8.
+
+    Args:
+        recipe: a name of caaseg recipes, or a YAML file.
+        out: the run's folder; runs/ and the recipe's name unless given.
+        resume: auto goes on from the newest good checkpoint, or starts where there is none; or a checkpoint's path.
+        init_from: start from the weights of this model: a run's folder, a saved model's folder or a hub id. It may
+            have another number of classes.
+        device: where to run; auto takes a GPU if there is one.
+        devices: how many GPUs, or processes on a CPU, of this machine. Under torchrun or SLURM these say it.
+        overrides: values of the recipe, as words.
+    """
+    from caaseg.recipe_files import load_recipe
+
+    loaded = load_recipe(recipe, overrides)  # before the heavy imports: a mistake in it is said at once
+    folder = out or Path("runs") / Path(recipe).with_suffix("").as_posix().replace("/", "-").strip(".-")
+
+    from caaseg.training import runs
+
+    console = _console(None)
+    with _training_bar(console) as show:
+        result = runs.train(
+            loaded, folder, resume=resume, init_from=init_from, device=device, devices=devices, progress=show
+        )
+    if not runs.is_first_rank():
+        console.quiet = True  # of several processes one speaks
+    if not result.finished:
+        console.print(f"stopped after step {result.step}; go on with --resume auto --out {folder}", highlight=False)
+        return 143  # as a shell says it of a command that SIGTERM ended
+    if result.best_mean_iou is not None:
+        best = (
+            f"best mean IoU on {loaded.data.val_split}: {100 * result.best_mean_iou:.2f}, after step {result.best_step}"
+        )
+        console.print(best, highlight=False)
+    console.print(f"model: {folder / 'model'}", soft_wrap=True, highlight=False)
+    return 0
+
+
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
     "evaluate": evaluate_model,
+    "recipes": recipes,
+    "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "flops": flops,
     "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
     "benchmark": {"attention": benchmark_attention, "model": benchmark_model, "loader": benchmark_loader},
@@ -514,8 +577,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     ARGUMENTS[:] = words
     debug = "--debug" in words
-    parsed = _parser().parse_args([word for word in words if word != "--debug"])
+    words = [word for word in words if word != "--debug"]
     try:
+        overrides: list[str] = []
+        explained = bool({"-h", "--help"} & set(words))
+        if words[:1] == ["train"] and not explained:
+            words, overrides = split_overrides(words, own=signature(train_by_recipe).parameters)
+        parsed = _parser(explained).parse_args(words)
+        if overrides:
+            parsed["train"]["overrides"] = overrides
         return _call(COMMANDS, parsed)
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
@@ -529,27 +599,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> ArgumentParser:
+def _parser(explained: bool) -> ArgumentParser:
     parser = ArgumentParser(
         prog="caaseg",
         description="Semantic segmentation with Channelized Axial Attention.",
         epilog="A word --debug, anywhere, shows the traceback of an error.",
         version=__version__,
     )
-    _add_commands(parser, COMMANDS)
+    _add_commands(parser, COMMANDS, explained)
     return parser
 
 
-def _add_commands(parser: ArgumentParser, commands: dict[str, Any]) -> None:
+def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: bool) -> None:
     children = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
     for name, command in commands.items():
         text = GROUP_HELP[name] if isinstance(command, dict) else (command.__doc__ or "").split("Args:")[0].strip()
         child = ArgumentParser(description=text)
         children.add_subcommand(name, child, help=text.split("\n")[0])
         if isinstance(command, dict):
-            _add_commands(child, command)
+            _add_commands(child, command, explained)
         else:
-            child.add_function_arguments(command, as_group=False, as_positional=True)  # keyword-only ones are options
+            # Keyword-only parameters are options.
+            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides"})
+            if command is train_by_recipe and explained:
+                add_recipe_arguments(child)
             _make_customary(child)
 
 
@@ -614,6 +687,24 @@ def _reporting(console: "Console") -> Iterator[Callable[[str, int, int | None], 
             bar.update(tasks[step], completed=done, total=total)
 
         yield report
+
+
+@contextmanager
+def _training_bar(console: "Console") -> Iterator[Callable[["Progress"], None]]:
+    """A bar with loss, images a second and the time left, on a terminal only."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("training", total=None)
+
+        def show(progress: "Progress") -> None:
+            score = "" if progress.mean_iou is None else f", mean IoU {100 * progress.mean_iou:.1f}"
+            text = f"loss {progress.loss:.3f}, {progress.images_per_second:.0f} images/s{score}"
+            bar.update(task, description=text, completed=progress.step, total=progress.steps)
+
+        yield show
 
 
 def _addresses(text: str) -> dict[str, str]:

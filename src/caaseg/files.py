@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,10 @@ def written_whole(path: Path) -> Iterator[Path]:
     aside = path.with_name(f".{path.stem}.part{path.suffix}")  # the ending stays: writers choose a format by it
     try:
         yield aside
+        with aside.open("rb") as written:
+            os.fsync(
+                written.fileno()
+            )  # on disk before it has its name: a name survives a power cut that content may not
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ the source. What comes out is what scaling and then cropping gives, except in th
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -153,14 +154,18 @@ def padded(sample: Sample, size: tuple[int, int]) -> Sample:
 
 def normalise(
     images: Tensor,
-    mean: tuple[float, float, float] = IMAGENET_MEAN,
-    std: tuple[float, float, float] = IMAGENET_STD,
+    mean: tuple[float, ...] = IMAGENET_MEAN,
+    std: tuple[float, ...] = IMAGENET_STD,
 ) -> Tensor:
     """uint8 images (N, 3, H, W) as a network takes them, float32, on the device they are on."""
     if images.dtype != torch.uint8:
         raise ValueError(f"images are {images.dtype}; expected uint8, as loaders give them: these may be normalised")
-    shift, factor = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (mean, std))
-    return images.float().sub_(shift).div_(factor)
+    return images.float().sub_(_levels(mean, images.device)).div_(_levels(std, images.device))
+
+
+@lru_cache(maxsize=8)  # made anew in each step, they would have it wait for the device
+def _levels(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, device=device).view(3, 1, 1) * 255
 
 
 def _span(length: int, crop: int, scale: int, place: float) -> Span:

@@ -1,0 +1,66 @@
+"""Checkpoints that are whole, and those that are not."""
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from caaseg.training.checkpoints import newest_good_checkpoint, read_checkpoint, write_checkpoint
+
+
+def state(step: int) -> dict[str, Any]:
+    weights = {"weight": torch.arange(1000.0) + step}
+    return {"step": step, "model": weights, "average": None, "optimiser": {"state": {}}, "scaler": {}, "best": {}}
+
+
+def test_the_last_two_are_kept(tmp_path: Path) -> None:
+    for step in (9, 10, 100, 101):
+        write_checkpoint(tmp_path, state(step))
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000100.pt",
+        "step-00000101.pt",
+    ]
+    newest = newest_good_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest["step"] == 101
+    torch.testing.assert_close(newest["model"]["weight"], torch.arange(1000.0) + 101)
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "pickle", "other"])
+def test_a_damaged_one_is_passed_over_with_a_message(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_checkpoint(tmp_path, state(4))
+    path = write_checkpoint(tmp_path, state(8))
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":  # a bit inside a tensor, which only a checksum tells
+        content[content.find(torch.arange(1000.0).add(8).numpy().tobytes()) + 100] ^= 1
+    if damage in ("pickle", "other"):
+        torch.save({"step": os.system} if damage == "pickle" else {"step": 3}, path)
+    else:
+        path.write_bytes(content[: {"empty": 0, "truncated": len(content) // 2}.get(damage, len(content))])
+    with caplog.at_level(logging.WARNING):
+        good = newest_good_checkpoint(tmp_path)
+    assert good is not None
+    assert good["step"] == 4
+    assert "step-00000008.pt: " in caplog.text
+    assert "the one before is tried" in caplog.text
+    with pytest.raises(ValueError, match=r"step-00000008\.pt: (not a whole checkpoint|refused)"):
+        read_checkpoint(path)
+
+
+def test_none_at_all_and_a_path_that_is_none(tmp_path: Path) -> None:
+    assert newest_good_checkpoint(tmp_path) is None
+    with pytest.raises(ValueError, match=r"gone\.pt: no such checkpoint; expected a file such as RUN/checkpoints"):
+        read_checkpoint(tmp_path / "gone.pt")
+
+
+def test_what_a_kill_left_half_written_is_not_looked_at(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, state(4))
+    (tmp_path / "checkpoints" / ".step-00000008.part.pt").write_bytes(b"half")
+    newest = newest_good_checkpoint(tmp_path)
+    assert newest is not None
+    assert newest["step"] == 4

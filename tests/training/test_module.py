@@ -1,0 +1,62 @@
+"""The optimiser's groups, the running mean, synchronised statistics."""
+
+import pytest
+import torch
+from torch import nn
+
+import caaseg
+from caaseg.config import OptimiserRecipe
+from caaseg.training.average import MovingAverage
+from caaseg.training.module import make_optimiser, step_seed, with_synchronised_statistics
+
+
+def model(backbone: str = "test_resnet") -> caaseg.Segmenter:
+    torch.manual_seed(0)
+    return caaseg.create_model("caa", backbone=backbone, num_classes=3, channels=16, key_channels=4, gate_width=8)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_weight_decay_is_on_kernels_alone_and_the_head_has_its_factor(name: str) -> None:
+    network = model()
+    optimiser = make_optimiser(network, OptimiserRecipe(name=name, weight_decay=0.1, head_lr_factor=10))  # type: ignore[arg-type]
+    group_of = {id(p): group for group in optimiser.param_groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(network.parameters()))
+    for key, parameter in network.named_parameters():
+        group = group_of[id(parameter)]
+        assert group["weight_decay"] == (0.1 if parameter.ndim > 1 else 0), key
+        assert group["factor"] == (1 if key.startswith("backbone.") else 10), key
+
+
+def test_the_running_mean_is_one_and_counters_are_copied() -> None:
+    network = model()
+    average = MovingAverage(network, 0.5)
+    first = network.classifier.weight.detach().clone()
+    with torch.no_grad():
+        network.classifier.weight += 1
+        network.backbone.net.bn1.num_batches_tracked += 7
+    average.update(network, step=100)  # by now the decay is as given
+    torch.testing.assert_close(average.model.classifier.weight, first + 0.5)
+    assert int(average.model.backbone.net.bn1.num_batches_tracked) == 7
+    early = MovingAverage(network, 0.999)
+    with torch.no_grad():
+        network.classifier.weight += 1
+    early.update(network, step=0)  # a decay of 1 / 10
+    torch.testing.assert_close(early.model.classifier.weight, first + 1.9)
+    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+
+
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
+def test_synchronised_statistics_replace_every_batch_normalisation(backbone: str) -> None:
+    plain = model(backbone).eval()
+    images = torch.randn(2, 3, 33, 33)
+    expected = plain(images).logits
+    norms = sum(isinstance(part, nn.BatchNorm2d) for part in plain.modules())
+    converted = with_synchronised_statistics(plain)
+    assert not any(isinstance(part, nn.BatchNorm2d) for part in converted.modules())
+    assert sum(isinstance(part, nn.SyncBatchNorm) for part in converted.modules()) == norms
+    torch.testing.assert_close(converted(images).logits, expected)  # activations inside timm's layers are kept
+
+
+def test_every_step_and_rank_has_a_stream_of_its_own() -> None:
+    seeds = [step_seed(seed, step, rank) for seed in range(3) for step in range(20) for rank in range(4)]
+    assert len(set(seeds)) == len(seeds)

@@ -1,0 +1,226 @@
+"""Runs: what they learn, what their folder holds, how they are stopped, resumed and refused."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+
+import caaseg
+from caaseg.cli import main
+from caaseg.models.segmenter import Prediction
+from caaseg.recipe_files import load_recipe
+from caaseg.training import runs
+from caaseg.training.journal import read_lines
+from caaseg.training.module import NonFiniteLossError
+from caaseg.training.runs import Progress, train
+from tests.training.small import WORDS, small_recipe
+
+
+def weights(run: Path, kind: str = "model") -> dict[str, torch.Tensor]:
+    return load_file(run / kind / "model.safetensors")
+
+
+def assert_identical(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
+
+
+def test_a_small_run_learns_and_its_folder_holds_what_it_should(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    words = ["--steps", "60", "--batch_size", "4", "--validate_every", "20", "--optimiser.lr", "0.005"]
+    recipe = small_recipe(*words, "--optimiser.ema", "0.9")
+    result = train(recipe, tmp_path / "run", device="cpu", progress=told.append)
+
+    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    losses = [line["loss"] for line in lines if "loss" in line]
+    scores = [line["val_mean_iou"] for line in lines if "val_mean_iou" in line]
+    assert [line["step"] for line in lines if "loss" in line] == [10, 20, 30, 40, 50, 60]
+    assert losses[-1] < 0.85 * losses[0]
+    assert len(scores) == 3
+    assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), 20 * (1 + int(np.argmax(scores))))
+    assert [progress.step for progress in told] == [10, 20, 30, 40, 50, 60]
+
+    names = {path.name for path in (tmp_path / "run").iterdir()}
+    assert names == {"recipe.yaml", "metrics.jsonl", "tensorboard", "checkpoints", "best", "model"}
+    assert load_recipe(tmp_path / "run" / "recipe.yaml") == recipe
+    model = caaseg.load_model(tmp_path / "run")
+    assert model.config.classes is not None
+    assert "amber house" in model.config.classes
+    assert "60 of 60 steps of 4 images on scenes." in (tmp_path / "run" / "model" / "README.md").read_text()
+
+
+def test_a_run_is_not_begun_over_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "best mean IoU on val: " in out
+    assert f"model: {tmp_path / 'run' / 'model'}" in out
+    assert main(words) == 2
+    assert (
+        "run: holds a run; go on with it by --resume auto, or give another folder by --out" in capsys.readouterr().err
+    )
+    assert main([*words, "--optimiser.lr", "0.5", "--resume", "auto"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "the run was begun otherwise: optimiser.lr was 0.002 and is 0.5; give the same values, or another --out" in said
+    )
+    before = weights(tmp_path / "run")
+    assert main([*words, "--resume", "auto"]) == 0  # it is done: nothing happens
+    assert_identical(weights(tmp_path / "run"), before)
+
+
+def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    words = ["--steps", "24", "--checkpoint_every", "100", "--validate_every", "24", "--data.workers", "1"]
+    recipe = small_recipe(*words, "--optimiser.clip", "1.0")
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminate(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopped = train(recipe, tmp_path / "stopped", device="cpu", progress=terminate)
+    assert not stopped.finished
+    assert 10 <= stopped.step < 20
+    assert [path.name for path in (tmp_path / "stopped" / "checkpoints").iterdir()] == [f"step-{stopped.step:08d}.pt"]
+    assert not (tmp_path / "stopped" / "model").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+    assert train(recipe, tmp_path / "stopped", device="cpu", resume="auto").finished
+    assert train(recipe, tmp_path / "whole", device="cpu", resume="auto").finished
+    assert_identical(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+    steps = [[line["step"] for line in read_lines(tmp_path / run / "metrics.jsonl")] for run in ("stopped", "whole")]
+    assert steps[0] == steps[1] == [10, 20, 24, 24]
+
+
+def test_a_run_can_go_on_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:
+    recipe = small_recipe()
+    train(recipe, tmp_path / "whole", device="cpu")
+    path = tmp_path / "whole" / "checkpoints" / "step-00000003.pt"
+    train(recipe, tmp_path / "other", device="cpu", resume=path)
+    assert_identical(weights(tmp_path / "other"), weights(tmp_path / "whole"))
+
+
+def test_deterministic_mode_and_16_bit_arithmetic_run(tmp_path: Path) -> None:
+    words = ["--precision", "bf16", "--deterministic", "true", "--channels_last", "false", "--steps", "3"]
+    try:
+        for run in ("first", "second"):
+            train(small_recipe(*words, "--loss.class_weights", "log"), tmp_path / run, device="cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_identical(weights(tmp_path / "first"), weights(tmp_path / "second"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = caaseg.Segmenter.forward
+    calls = 0
+
+    def failing(model: caaseg.Segmenter, images: torch.Tensor) -> Prediction:
+        nonlocal calls
+        calls += model.training
+        prediction = forward(model, images)
+        return prediction._replace(logits=prediction.logits * float("nan")) if calls == 3 else prediction
+
+    monkeypatch.setattr(caaseg.Segmenter, "forward", failing)
+    message = r"step 3: the loss is nan on the files train-0-00000\d, train-0-00000\d; expected a finite one; look at"
+    with pytest.raises(NonFiniteLossError, match=message):
+        train(small_recipe("--checkpoint_every", "1"), tmp_path / "run", device="cpu")
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == ["step-00000001.pt", "step-00000002.pt"]  # nothing of what the loss spoiled
+
+
+def test_running_out_of_memory_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: Any) -> Prediction:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(caaseg.Segmenter, "forward", full)
+    with pytest.raises(
+        ValueError, match="step 1: 2 crops of 64 x 64 do not fit in the memory of the device; set a small"
+    ):
+        train(small_recipe(), tmp_path / "run", device="cpu")
+
+
+@pytest.mark.slow
+def test_a_compiled_network_is_trained_and_saved_as_any_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "caaseg", "train", "scenes/fcn_resnet18", "--device", "cpu", *WORDS]
+    words = ["--compile", "true", "--steps", "3", "--optimiser.ema", "0.9", "--out", str(tmp_path / "run")]
+    subprocess.run([*command, *words], check=True, capture_output=True)
+    assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
+
+
+@pytest.mark.parametrize(("gpus", "synchronised"), [(1, False), (2, True)])
+def test_more_than_one_gpu_synchronises_batch_statistics(
+    gpus: int, synchronised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[nn.Module] = []
+
+    class Trainer:
+        def fit(self, module: nn.Module) -> None:
+            fitted.append(module)
+
+    monkeypatch.setattr(runs, "_on_gpu", lambda device: True)
+    monkeypatch.setattr(runs, "_processes", lambda devices, on_gpu: (gpus, 1))
+    monkeypatch.setattr(runs, "_trainer", lambda *arguments: Trainer())
+    train(small_recipe(), tmp_path / "run", devices=gpus)
+    kinds = {type(part) for part in fitted[0].modules()}
+    assert (nn.SyncBatchNorm in kinds) == synchronised
+    assert (nn.BatchNorm2d in kinds) != synchronised
+
+
+def images_and_masks(root: Path, number: int = 6) -> None:
+    rng = np.random.default_rng(0)
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True)
+    for k in range(number):
+        mask = np.zeros((48 + k, 64), np.uint8)
+        mask[10:30, 5 * k : 5 * k + 25] = 1
+        image = np.where(mask[..., None] == 1, (200, 40, 40), (40, 40, 200)) + rng.integers(-20, 20, (*mask.shape, 3))
+        Image.fromarray(image.astype(np.uint8)).save(root / "images" / f"{k}.jpg")
+        Image.fromarray(mask).save(root / "masks" / f"{k}.png")
+
+
+def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(small_recipe(), tmp_path / "scenes", device="cpu")
+    images_and_masks(tmp_path / "mine")
+    words = ["train", "folder/caa_resnet18", "--data.root", str(tmp_path / "mine"), "--device", "cpu", *WORDS]
+    words += ["--data.options", "{}", "--data.crop", "[48, 48]", "--batch_size", "4"]
+    with caplog.at_level(logging.WARNING):
+        assert main([*words, "--out", str(tmp_path / "run")]) == 0
+    assert "found 2 classes by looking" in caplog.text
+    assert caaseg.load_model(tmp_path / "run").config.classes == ("0", "1")
+
+    with pytest.warns(UserWarning, match="was learned on 8 classes and is loaded with 2: the classifiers start anew"):
+        tuned = main(
+            [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "tuned"), "--steps", "1"]
+        )
+    assert tuned == 0
+    first, after = weights(tmp_path / "scenes"), weights(tmp_path / "tuned")
+    distance = (first["backbone.net.conv1.0.weight"] - after["backbone.net.conv1.0.weight"]).abs().max()
+    assert distance < 0.01  # one small step away from where it started
+    config = json.loads((tmp_path / "tuned" / "model" / "config.json").read_text())
+    assert config["num_classes"] == 2
+
+    capsys.readouterr()
+    other = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "x"), "--model.channels", "32"]
+    with pytest.warns(UserWarning, match="start anew"):
+        assert main(other) == 2
+    assert "the weights do not fit the model; " in capsys.readouterr().err
+
+
+def test_splits_can_be_joined(tmp_path: Path) -> None:
+    train(small_recipe("--data.train_split", "train+val", "--steps", "1"), tmp_path / "run", device="cpu")
+    assert (tmp_path / "run" / "model").is_dir()
