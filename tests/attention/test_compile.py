@@ -18,7 +18,7 @@ def block(**options: Any) -> ChannelizedAxialAttention:
     return ChannelizedAxialAttention(8, key_channels=4, value_channels=6, gate_width=4, **options)
 
 
-def compiled_agrees(module: nn.Module, backend: str, sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
+def assert_compiled_agrees(module: nn.Module, backend: str, sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
     """Forward, and the gradient of every weight, at several sizes through one dynamic graph."""
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
@@ -34,12 +34,12 @@ def compiled_agrees(module: nn.Module, backend: str, sizes: Sequence[tuple[int, 
 
 @pytest.mark.parametrize("channelize", [True, False])
 def test_the_block_compiles_as_one_graph(channelize: bool) -> None:
-    compiled_agrees(block(channelize=channelize).eval(), "aot_eager")
+    assert_compiled_agrees(block(channelize=channelize).eval(), "aot_eager")
 
 
 def test_self_attention_compiles_as_one_graph() -> None:
     module = SelfAttention(8, key_channels=4, value_channels=6, channelize=True, gate_width=4)
-    compiled_agrees(module.eval(), "aot_eager")
+    assert_compiled_agrees(module.eval(), "aot_eager")
 
 
 @pytest.mark.parametrize("implementation", ["grouped", "loop"])
@@ -53,7 +53,7 @@ def test_the_paper_s_forms_compile_as_one_graph_at_a_fixed_size(implementation: 
 
 @pytest.mark.slow
 def test_the_block_compiles_with_the_default_backend() -> None:
-    compiled_agrees(block().eval(), "inductor", SIZES[:2])
+    assert_compiled_agrees(block().eval(), "inductor", SIZES[:2])
 
 
 @pytest.mark.parametrize("channelize", [True, False])
