@@ -21,7 +21,9 @@ def test_every_shipped_recipe_loads_and_builds(name: str) -> None:
     classes = len(find(recipe.data.dataset).classes) or 3
     with torch.device("meta"):
         config = {key: value for key, value in vars(recipe.model).items() if key not in ("num_classes", "pretrained")}
-        Segmenter(ModelConfig(**config, num_classes=recipe.model.num_classes or classes))
+        model = Segmenter(ModelConfig(**config, num_classes=recipe.model.num_classes or classes))
+    assert model.classifier.out_channels == classes
+    assert model.backbone.name == recipe.model.backbone
 
 
 def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Path) -> None:
