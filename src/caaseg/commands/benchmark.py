@@ -1,0 +1,301 @@
+"""`caaseg benchmark` and `caaseg flops`: what the attention, models and loaders cost."""
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from caaseg.commands.terminal import COMMAND_LINE, console_for, write_json
+from caaseg.commands.words import (
+    Device,
+    area_of,
+    check_figure,
+    check_writable,
+    chosen_of,
+    device_of,
+    whole_number,
+    words_of,
+)
+
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+def benchmark_attention(
+    sizes: str = "auto",
+    dtypes: str = "auto",
+    implementations: str = "axial,factorised,grouped,loop",
+    groups: str = "1,2,4,8,16,32",
+    channels: int = 512,
+    key_channels: int = 64,
+    device: Device = "auto",
+    seconds: float = 0.5,
+    json: str | None = None,
+    figure: Path | None = None,
+) -> int:
+    """Time and peak memory of channelized axial attention, implementation beside implementation, checked to agree.
+
+    Each case is computed forward and forward+backward and held against float64. Exit code 1 if one disagrees.
+
+    Args:
+        sizes: batch x height x width, comma-separated; auto is 16x33x33,16x65x65,8x97x97,1x129x257 on a GPU and
+            1x17x17,1x33x33 on a CPU.
+        dtypes: float64, float32, bfloat16 or float16, comma-separated; auto is float32,bfloat16 on a GPU and float32
+            on a CPU.
+        implementations: axial (no gates), factorised, grouped or loop, comma-separated.
+        groups: numbers of groups for grouped, comma-separated; those longer than an axis are left out.
+        channels: value channels.
+        key_channels: query and key channels.
+        device: where to run; auto takes a GPU if there is one.
+        seconds: about how long to repeat each measurement.
+        json: file for the numbers; - is standard output.
+        figure: file for the figure of time and memory against number of groups (.png, .svg or .pdf).
+    """
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from caaseg.evaluation import benchmark
+    from caaseg.evaluation.measure import provenance
+
+    place = device_of(device)
+    on_gpu = place.type == "cuda"
+    if sizes == "auto":
+        sizes = "16x33x33,16x65x65,8x97x97,1x129x257" if on_gpu else "1x17x17,1x33x33"
+    if dtypes == "auto":
+        dtypes = "float32,bfloat16" if on_gpu else "float32"
+    for name, number in (("--channels", channels), ("--key-channels", key_channels)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; expected 1 or more")
+    if seconds < 0:
+        raise ValueError(f"--seconds is {seconds}; expected 0 or more")
+    check_writable(json=json, figure=figure)
+    if figure is not None:
+        check_figure(figure, "--figure")
+    combinations = benchmark.cases(
+        [_size(word) for word in words_of(sizes, "--sizes")],
+        chosen_of(dtypes, get_args(Dtype), "--dtypes"),
+        chosen_of(implementations, get_args(benchmark.Contender), "--implementations"),
+        [whole_number(word, "--groups") for word in words_of(groups, "--groups")],
+        channels=channels,
+        key_channels=key_channels,
+    )
+    console = console_for(json)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("measuring", total=len(combinations))
+        outcomes = []
+        for outcome in benchmark.run(combinations, place, seconds=seconds):
+            outcomes.append(outcome)
+            bar.advance(task)
+
+    from caaseg.reports.draw import draw_groups, save
+    from caaseg.reports.tables import attention_tables, ratio_lines
+
+    for table in attention_tables(outcomes):
+        console.print(table)
+    ratios = benchmark.ratios(outcomes)
+    for line in ratio_lines(ratios):
+        console.print(line, highlight=False)
+    if json is not None:
+        measurements = [benchmark.as_json(outcome) for outcome in outcomes]
+        origin = provenance(place, COMMAND_LINE)
+        write_json({**origin, "measurements": measurements, "ratios": ratios}, json, console)
+    if figure is not None:
+        save(draw_groups(outcomes), figure)
+        console.print(f"figure: {figure}", soft_wrap=True, highlight=False)
+    disagreeing = [outcome.case.label for outcome in outcomes if not outcome.agrees]
+    if disagreeing:
+        console.print(f"these disagree with float64 by more than rounding: {', '.join(disagreeing)}", style="bold red")
+    return 1 if disagreeing else 0
+
+
+def _size(word: str) -> tuple[int, int, int]:
+    parts = word.lower().split("x")
+    if len(parts) != 3:
+        raise ValueError(f"--sizes has {word!r}; expected batch x height x width, such as 16x65x65")
+    batch, height, width = (whole_number(part, "--sizes") for part in parts)
+    return batch, height, width
+
+
+def benchmark_model(
+    models: str = "caa,caa:grouped,axial,danet,torchvision:fcn,torchvision:deeplabv3",
+    backbone: Literal["resnet50", "resnet101"] = "resnet101",
+    output_stride: Literal[8] = 8,
+    batch: int = 16,
+    size: str = "513x513",
+    num_classes: int = 59,
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    device: Device = "auto",
+    seconds: float = 3.0,
+    json: str | None = None,
+) -> int:
+    """Images a second and peak memory of whole models, ours beside torchvision's, in training and in inference.
+
+    A training step is forward, loss, backward and an SGD step, under autocast, in channels-last layout.
+
+    Args:
+        models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
+            torchvision:fcn or torchvision:deeplabv3; comma-separated.
+        backbone: of all of them.
+        output_stride: of all of them; torchvision's are built for 8.
+        batch: images a step.
+        size: height x width of the images; one number is both.
+        num_classes: number of classes.
+        dtype: what autocast computes in.
+        device: where to run; auto takes a GPU if there is one.
+        seconds: about how long to repeat each measurement.
+        json: file for the numbers; - is standard output.
+    """
+    from caaseg.evaluation import model_benchmark
+    from caaseg.evaluation.measure import provenance
+    from caaseg.reports.tables import model_table
+
+    if batch < 1:
+        raise ValueError(f"--batch is {batch}; expected 1 or more")
+    check_writable(json=json)
+    place, console = device_of(device), console_for(json)
+    setting = model_benchmark.Setting(
+        backbone=backbone,
+        output_stride=output_stride,
+        batch=batch,
+        size=area_of(size, "--size"),
+        num_classes=num_classes,
+        dtype=dtype,
+    )
+    costs = []
+    for name in words_of(models, "--models"):
+        if console.is_terminal:
+            console.print(f"measuring {name}", highlight=False)
+        costs.append(model_benchmark.measure_model(name, setting, place, seconds=seconds))
+    console.print(model_table(costs))
+    if json is not None:
+        records = [cost._asdict() for cost in costs]
+        write_json({**provenance(place, COMMAND_LINE), "setting": setting._asdict(), "models": records}, json, console)
+    return 0
+
+
+def benchmark_loader(
+    root: Path | None = None,
+    crop: str = "352x480",
+    batch_size: int = 16,
+    rounds: int = 9,
+    steps: int = 12,
+    json: str | None = None,
+) -> int:
+    """Images a second of the training loader beside torchvision's reference pipeline, on the same files and one core.
+
+    Args:
+        root: folder of CamVid; without it, drawn scenes are written to a temporary folder in its size and layout.
+        crop: height x width of the samples.
+        batch_size: samples in a batch.
+        rounds: how often each pipeline has its turn; the median counts.
+        steps: batches in a turn.
+        json: file for the numbers; - is standard output.
+    """
+    from contextlib import ExitStack
+    from tempfile import TemporaryDirectory
+
+    from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from caaseg.evaluation import loader_benchmark as benchmark
+    from caaseg.evaluation.measure import provenance
+    from caaseg.reports.tables import loader_table
+
+    for name, number in (("--batch-size", batch_size), ("--rounds", rounds), ("--steps", steps)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; expected 1 or more")
+    crop_size = area_of(crop, "--crop")
+    console = console_for(json)
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with ExitStack() as stack:
+        if root is None:
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            benchmark.write_scenes(folder, number=64)
+        else:
+            folder = root
+        workload = benchmark.Workload(root=folder, crop=crop_size, batch_size=batch_size, steps=steps)
+        bar = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal, transient=True))
+        task = bar.add_task("measuring", total=rounds * len(get_args(benchmark.Pipeline)))
+        speeds = benchmark.run(workload, rounds, progress=lambda: bar.advance(task))
+        content = benchmark.as_json(workload, speeds)
+    console.print(loader_table(speeds))
+    console.print(f"caaseg is {benchmark.speedup(speeds):.3g} times as fast as the faster reference", highlight=False)
+    if json is not None:
+        with benchmark.one_core():  # as measured
+            origin = provenance(device_of("cpu"), COMMAND_LINE)
+        data = "scenes, drawn" if root is None else "CamVid, train"
+        write_json({**origin, "data": data, **content}, json, console)
+    return 0
+
+
+def flops(
+    head: str = "caa",
+    backbone: str = "resnet101",
+    output_stride: Literal[8, 16] = 16,
+    size: str = "513x513",
+    num_classes: int = 59,
+    aux: bool = False,
+    decoder: bool = False,
+    resnet_variant: Literal["standard", "authors"] = "standard",
+    gate_layers: int = 5,
+    gate_width: int = 128,
+    paper: bool = False,
+    json: str | None = None,
+) -> int:
+    """Multiply-adds and parameters of a model for one image, counted in seconds without making its weights.
+
+    Args:
+        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet.
+        backbone: a timm model that supports features_only and output_stride.
+        output_stride: how many pixels a feature of the head stands for.
+        size: height x width of the image; one number is both.
+        num_classes: number of classes.
+        aux: count the auxiliary branch too.
+        decoder: count the simple decoder on stride-4 features too.
+        resnet_variant: the standard ResNet, or the authors' (deep stem, strides in the last blocks).
+        gate_layers: hidden layers of a channel gate.
+        gate_width: units of a hidden layer of a channel gate.
+        paper: print the FLOPs columns of the paper's Tables 1 and 4 beside ours instead.
+        json: file for the numbers; - is standard output.
+    """
+    from caaseg.evaluation import flops as counting
+    from caaseg.models import ModelConfig
+    from caaseg.reports.tables import flops_table, paper_table
+
+    check_writable(json=json)
+    console = console_for(json)
+    if paper:
+        rows = counting.paper_rows()
+        console.print(paper_table(rows))
+        console.print(f"Ours: {counting.CONVENTION}.", highlight=False)
+        if json is not None:
+            records = [row._asdict() for row in rows]
+            write_json({"convention": counting.CONVENTION, "size": [513, 513], "rows": records}, json, console)
+        return 0
+    height, width = area_of(size, "--size")
+    config = ModelConfig(
+        head=head,
+        backbone=backbone,
+        num_classes=num_classes,
+        output_stride=output_stride,
+        aux=aux,
+        decoder=decoder,
+        resnet_variant=resnet_variant,
+        gate_layers=gate_layers,
+        gate_width=gate_width,
+    )
+    counted = counting.count(config, (height, width))
+    console.print(f"{head} on {backbone}, stride {output_stride}, {height} x {width}", highlight=False)
+    console.print(flops_table(counted))
+    console.print(f"Convention: {counting.CONVENTION}.", highlight=False)
+    if json is not None:
+        content = {
+            "head_name": head,
+            "backbone_name": backbone,
+            "output_stride": output_stride,
+            "size": [height, width],
+            "backbone": counted.backbone,
+            "head": counted.head,
+            "gates": counted.gates,
+            "total": counted.total,
+            "parameters": counted.parameters,
+            "convention": counting.CONVENTION,
+        }
+        write_json(content, json, console)
+    return 0

@@ -1,0 +1,1 @@
+"""Whole undertakings, from what a user gives to the folder that they keep."""
