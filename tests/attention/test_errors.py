@@ -88,11 +88,6 @@ def test_every_empty_axis_is_named(axis: str) -> None:
             {"implementation": "fast"},
             "implementation is 'fast'; expected one of auto, factorised, grouped, loop, fused",
         ),
-        (
-            {"implementation": "fused"},
-            "implementation is 'fused', but this version has no fused kernel; "
-            "use 'auto', which takes the fastest implementation there is",
-        ),
     ],
 )
 def test_function_and_block_refuse_the_same_options(options: dict[str, Any], message: str) -> None:

@@ -175,7 +175,6 @@ def test_gate_and_implementation_options_reach_the_block() -> None:
         ({"palette": [(0, 0, 0)]}, "palette has 1 entries, but num_classes is 5"),
         ({"resnet_variant": "mine"}, "resnet_variant is 'mine'; expected standard or authors"),
         ({"gate_layer": 3}, "create_model has no option 'gate_layer'; did you mean gate_layers?"),
-        ({"backbone": "test_convnext", "decoder": True, "implementation": "fused"}, "implementation is 'fused', but"),
     ],
 )
 def test_create_model_says_what_does_not_fit(options: dict[str, Any], message: str) -> None:

@@ -124,16 +124,16 @@ def test_deterministic_mode_and_16_bit_arithmetic_run(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = caaseg.Segmenter.forward
+    coarse = caaseg.Segmenter.coarse
     calls = 0
 
     def failing(model: caaseg.Segmenter, images: torch.Tensor) -> Prediction:
         nonlocal calls
         calls += model.training
-        prediction = forward(model, images)
+        prediction = coarse(model, images)
         return prediction._replace(logits=prediction.logits * float("nan")) if calls == 3 else prediction
 
-    monkeypatch.setattr(caaseg.Segmenter, "forward", failing)
+    monkeypatch.setattr(caaseg.Segmenter, "coarse", failing)
     message = r"step 3: the loss is nan on the files train-0-00000\d, train-0-00000\d; expected a finite one; look at"
     with pytest.raises(NonFiniteLossError, match=message):
         train(small_recipe("--checkpoint_every", "1"), tmp_path / "run", device="cpu")
@@ -145,7 +145,7 @@ def test_running_out_of_memory_is_said_with_what_to_do(tmp_path: Path, monkeypat
     def full(*arguments: Any) -> Prediction:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(caaseg.Segmenter, "forward", full)
+    monkeypatch.setattr(caaseg.Segmenter, "coarse", full)
     with pytest.raises(
         ValueError, match="step 1: 2 crops of 64 x 64 do not fit in the memory of the device; set a small"
     ):

@@ -32,8 +32,13 @@ def from_rows(rows: Tensor) -> Tensor:
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
     """A region autocast does not touch; nothing at all where it is off, so that exported graphs stay plain."""
-    active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+    active = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if active else nullcontext()
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_autocast(device_type: str) -> bool:
+    return torch.amp.is_autocast_available(device_type)
 
 
 def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:

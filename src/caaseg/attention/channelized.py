@@ -13,6 +13,8 @@ and g_col, constant along an image row, passes through the row attention, which 
 So the block is plain axial attention times two small gates: O(HW(C + H + W)) memory, against O(HHWC + HWWC).
 """
 
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,7 +23,6 @@ from torch.autograd.function import FunctionCtx
 
 from caaseg.attention.axial import (
     as_columns,
-    axial_attention,
     column_weights,
     from_rows,
     gather,
@@ -67,7 +68,7 @@ def channelized_axial_attention(
         row_gate: likewise for image columns, (N, W, C) -> (N, W, C).
         implementation: all give the same numbers. "factorised" never builds the terms; "grouped" builds them for
             `groups` slices in turn, as the paper does; "loop" builds them row by row and column by column; "fused" is
-            one GPU kernel an axis; "auto" takes the fastest that is available.
+            GPU kernels, and raises where they do not apply; "auto" takes the fastest that applies.
         groups: number of slices of "grouped".
 
     Returns:
@@ -75,6 +76,14 @@ def channelized_axial_attention(
     """
     check_maps(values=values, column_keys=column_keys, row_keys=row_keys)
     check_implementation(implementation, groups)
+    if implementation == "fused" or (implementation == "auto" and values.is_cuda):
+        problem = _why_not_fused(column_keys, row_keys, values)
+        if problem is None:
+            from caaseg.attention.fused import fused_axial_attention
+
+            return fused_axial_attention(column_keys, row_keys, values, column_gate, row_gate)
+        if implementation == "fused":
+            raise ValueError(f"implementation is 'fused', but {problem}; use 'auto', which takes the fastest there is")
     by_column, by_row = column_weights(column_keys), row_weights(row_keys)  # (N, W, H, H), (N, H, W, W)
     if implementation in ("grouped", "loop"):
         slices = groups if implementation == "grouped" else max(values.shape[2:])
@@ -83,18 +92,29 @@ def channelized_axial_attention(
 
 
 def check_implementation(implementation: str, groups: int) -> None:
-    """Refuse an implementation nobody knows or that is not there, and a number of groups that cannot be made."""
+    """Refuse an implementation nobody knows, and a number of groups that cannot be made."""
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation is {implementation!r}; expected one of {', '.join(IMPLEMENTATIONS)}")
-    if implementation == "fused":
-        raise ValueError(
-            "implementation is 'fused', but this version has no fused kernel; "
-            "use 'auto', which takes the fastest implementation there is"
-        )
     if not isinstance(groups, int) or isinstance(groups, bool) or groups < 1:
         raise ValueError(
             f"groups is {groups!r}; expected a whole number: 1 (full vectorization) or more (smaller slices)"
         )
+
+
+def _why_not_fused(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
+    """What keeps the fused kernels from this; None where they apply."""
+    if torch.compiler.is_exporting():
+        return "the model is being exported; expected an ordinary call"  # other software has no such operators
+    if not _has_triton():
+        return "the package triton is not installed; it comes with torch for GPUs"
+    from caaseg.attention.fused import why_not
+
+    return why_not(column_keys, row_keys, values)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _factorised(
@@ -235,8 +255,6 @@ class ChannelizedAxialAttention(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """(N, in_channels, H, W) -> (N, value_channels, H, W)."""
         maps = self.column_keys(features), self.row_keys(features), self.values(features)
-        if self.column_gate is None:
-            return axial_attention(*maps)
         return channelized_axial_attention(
             *maps, self.column_gate, self.row_gate, implementation=self.implementation, groups=self.groups
         )

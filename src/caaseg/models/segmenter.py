@@ -66,13 +66,22 @@ class Segmenter(nn.Module, HubModel):
     def forward(self, images: Tensor) -> Prediction:
         """Normalised images of any size, (N, 3, H, W)."""
         size = images.shape[2:]
+        coarse = self.coarse(images)
+        return Prediction(
+            logits=resize(coarse.logits, size),
+            aux=None if coarse.aux is None else resize(coarse.aux, size),
+            branches={name: resize(logits, size) for name, logits in coarse.branches.items()},
+        )
+
+    def coarse(self, images: Tensor) -> Prediction:
+        """The same before it is resized: logits at the size of the features. A loss needs no more."""
         coarse, fine = self.backbone(images)  # (N, C, H/stride, W/stride), (N, C', H/4, W/4) or None
         features, branches = self.head(coarse)
         decoded = features if self.decoder is None else self.decoder(features, fine)
         return Prediction(
-            logits=resize(self.classifier(decoded), size),
-            aux=None if self.aux is None else resize(self.aux(coarse), size),
-            branches={name: resize(self.branch_classifiers[name](branch), size) for name, branch in branches.items()},
+            logits=self.classifier(decoded),
+            aux=None if self.aux is None else self.aux(coarse),
+            branches={name: self.branch_classifiers[name](branch) for name, branch in branches.items()},
         )
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
 from caaseg.models import Prediction
+from caaseg.models.resize import resize
+from caaseg.training.upsampled import applies, upsampled_cross_entropy
 
 
 def learned_pixels(labels: Tensor, ohem: float | None) -> Tensor:
@@ -26,12 +28,16 @@ def summed_cross_entropy(
     """Cross entropy of the pixels that are learned from, summed.
 
     Args:
-        logits: (N, K, H, W).
+        logits: (N, K, h, w), of the labels' size or coarser; resized to it as a prediction is.
         labels: (N, H, W), class ids or IGNORE.
         weights: (K,) a factor for each class.
         ohem: learn from this share of the labelled pixels of each crop alone, those of the largest loss. Taken crop
             by crop, the choice does not depend on what else is computed beside it.
     """
+    if ohem is None and applies(logits):
+        return upsampled_cross_entropy(logits, labels, weights)
+    if logits.shape[2:] != labels.shape[1:]:
+        logits = resize(logits, labels.shape[1:])
     rows = logits.float().movedim(1, -1).flatten(0, -2)  # (N*H*W, K): over rows the GPU's sums are deterministic
     losses = F.cross_entropy(rows, labels.flatten().long(), weight=weights, ignore_index=IGNORE, reduction="none")
     losses = losses.view(len(labels), -1)  # (N, H*W), 0 where ignored
@@ -48,7 +54,7 @@ def part_of_loss(
     """What one part adds to the loss of its step.
 
     Args:
-        prediction: of the part.
+        prediction: of the part, at the labels' size or coarser.
         labels: of the part, (N, H, W).
         pixels: number of pixels that the whole step learns from.
         recipe: weights of the branches, and which pixels count.

@@ -91,6 +91,7 @@ class TrainingModule(L.LightningModule):
         self._votes: Tensor | None = None  # ranks asked to stop, one step ago
         self._class_weights: Tensor | None = None
         self._restored = state
+        self._coarse = self.model.coarse
 
     # What lightning asks for, in its order.
 
@@ -109,7 +110,7 @@ class TrainingModule(L.LightningModule):
         self.model.train()
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
-            self.model.compile(dynamic=False)
+            self._coarse = torch.compile(self.model.coarse, dynamic=False)
 
     def train_dataloader(self) -> TrainingLoader:
         recipe, data = self.recipe, self.recipe.data
@@ -147,7 +148,7 @@ class TrainingModule(L.LightningModule):
         parts = list(zip(batch.images.chunk(recipe.accumulate), batch.labels.chunk(recipe.accumulate), strict=True))
         for images, labels in parts:
             with nullcontext() if labels is parts[-1][1] else self._gradients_kept_here():
-                prediction = self.model(self._prepared(images))  # logits, (N, K, H, W)
+                prediction = self._coarse(self._prepared(images))  # logits, (N, K, h, w)
                 loss = part_of_loss(prediction, labels, pixels, recipe.loss, self._class_weights)
                 self.manual_backward(loss * self.ranks)  # gradients are averaged over ranks, the loss is a sum
             own_loss += loss.detach()
@@ -184,8 +185,7 @@ class TrainingModule(L.LightningModule):
         for batch in loader:
             labels = batch.labels.to(self.device)
             with self.trainer.precision_plugin.forward_context():
-                # Past torch.compile: whole images come in many sizes.
-                logits = self.scored.forward(self._prepared(batch.images.to(self.device))).logits
+                logits = self.scored(self._prepared(batch.images.to(self.device))).logits
             matrix.update(logits.argmax(1), labels)
         self.model.train()
         matrix.counts = self._over_ranks(matrix.counts)

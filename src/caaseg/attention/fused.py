@@ -1,0 +1,381 @@
+"""Channelized axial attention in GPU kernels: the factorised form, with maps that never leave their layout.
+
+Both axes are one operation, attention along lines with its result pooled over the lines:
+
+    columns   y, pooled over j      ->  column gate g_col
+    rows      t = g_col * r, pooled over i, where r is plain row attention over y      ->  row gate g_row
+    result    out = g_row * t
+
+The column gate is constant along an image row, so the kernel of the rows multiplies it in as it writes.
+
+Under torch.compile the same launches are custom operators. The gradients can not be differentiated again: second
+derivatives are the factorised form's.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from caaseg.attention import kernels
+from caaseg.attention.gate import ChannelGate, Gate, ask
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST_KEY_CHANNELS = 256
+
+
+def why_not(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
+    """What keeps the kernels from computing this, in words; None where nothing does."""
+    if not (values.is_cuda or kernels.INTERPRETED):
+        return f"the maps are on {values.device}; expected a GPU"
+    if values.dtype not in DTYPES:
+        return f"values are {values.dtype}; expected float16, bfloat16 or float32"
+    if column_keys.dtype != values.dtype or row_keys.dtype != values.dtype:
+        return f"keys are {column_keys.dtype} and {row_keys.dtype}; expected the dtype of values, {values.dtype}"
+    widest = max(column_keys.shape[1], row_keys.shape[1])
+    if widest > MOST_KEY_CHANNELS:
+        return f"keys have {widest} channels; expected at most {MOST_KEY_CHANNELS}"
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func is at work; expected plain tensors"
+    return None
+
+
+def fused_axial_attention(
+    column_keys: Tensor, row_keys: Tensor, values: Tensor, column_gate: Gate | None, row_gate: Gate | None
+) -> Tensor:
+    """`channelized_axial_attention` where `why_not` has nothing to say; (N, C, H, W), channels last in memory."""
+    column_keys, row_keys, values = _channels_last(column_keys), _channels_last(row_keys), _channels_last(values)
+    y, pooled = _gather(column_keys, values, None, False, column_gate is not None)
+    g_col = None if column_gate is None else _ask(column_gate, pooled, "column_gate")  # (N, H, C)
+    t, pooled = _gather(row_keys, y, g_col, True, row_gate is not None)
+    if row_gate is None:
+        return t
+    return _scale(t, _ask(row_gate, pooled, "row_gate"))
+
+
+def _channels_last(features: Tensor) -> Tensor:
+    return features.contiguous(memory_format=torch.channels_last)
+
+
+class Lines(NamedTuple):
+    """How the lines of a map lie among its pixels."""
+
+    number: int  # of lines in an image
+    length: int
+    step_line: int  # in pixels
+    step_position: int
+
+    @classmethod
+    def of(cls, features: Tensor, rows: bool) -> "Lines":
+        height, width = features.shape[2:]
+        return cls(height, width, width, 1) if rows else cls(width, height, 1, width)
+
+
+class Blocks(NamedTuple):
+    """How a line is cut for programs."""
+
+    positions: int
+    channels: int
+    keys: int
+    warps: int
+    whole: bool  # one block holds a line
+
+    @classmethod
+    def of(cls, lines: Lines, keys: Tensor, values: Tensor) -> "Blocks":
+        wide = values.dtype == torch.float32
+        longest = 64 if wide else 128  # of which weights, and gradients of weights, still fit the registers
+        whole = lines.length <= longest
+        positions = max(_power(lines.length), 16) if whole else (32 if wide else 64)
+        channels = min(max(_power(values.shape[1]), 16), 32 if wide else 64)
+        return cls(positions, channels, max(_power(keys.shape[1]), 16), 8 if positions > 64 else 4, whole)
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+# One launch after another; each takes and gives tensors alone, so that it can be an operator.
+
+
+def _launch_gather(
+    keys: Tensor, values: Tensor, gate: Tensor | None, rows: bool, pool: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gathered values (N, C, H, W), their pool over lines (N, L, C), and the softmax's sums (2, N, lines, L)."""
+    n, c = values.shape[:2]
+    lines, out = Lines.of(values, rows), torch.empty_like(values)
+    sums = values.new_empty(2, n, lines.number, lines.length, dtype=torch.float32)
+    blocks = Blocks.of(lines, keys, values)
+    per_line = _blocks(lines.length, blocks.positions)
+    span = blocks.channels if not blocks.whole else _span(n * lines.number, c, blocks.channels)
+    kernels.gather_kernel[(n * lines.number, per_line, _blocks(c, span))](
+        keys, values, gate, out, sums, *lines, c, keys.shape[1],
+        gated=gate is not None, one_block=blocks.whole, block_d=blocks.keys, block=blocks.positions,
+        block_c=blocks.channels, span=span, num_warps=blocks.warps,
+    )  # fmt: skip
+    pooled = values.new_empty(n, lines.length, c if pool else 0)
+    if pool:
+        channels = min(_power(c), 128)
+        kernels.pool_kernel[(n * lines.length, _blocks(c, channels))](
+            out, pooled, *lines, c, 1 / (lines.number * lines.length), block=32, block_c=channels
+        )
+    return out, pooled, sums
+
+
+def _span(lines: int, channels: int, block: int) -> int:
+    """Channels of one program: all, so that weights are computed once, unless programs would be too few for a GPU."""
+    span = _blocks(channels, block) * block
+    while span % (2 * block) == 0 and lines * _blocks(channels, span) < 512:
+        span //= 2
+    return span
+
+
+def _launch_gather_backward(
+    keys: Tensor,
+    values: Tensor,
+    gate: Tensor | None,
+    sums: Tensor,
+    grad: Tensor,
+    grad_pooled: Tensor | None,
+    rows: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of keys, values and gate (empty without one)."""
+    n, c = values.shape[:2]
+    d = keys.shape[1]
+    lines = Lines.of(values, rows)
+    blocks = Blocks.of(lines, keys, values)
+    number = n * lines.number
+    share = 1 / (lines.number * lines.length)
+    grad_keys, grad_values = torch.empty_like(keys), torch.empty_like(values)
+    flags = {"gated": gate is not None, "pooled": grad_pooled is not None}
+    if blocks.whole:
+        grad_gate = values.new_empty(n, lines.number, c if gate is not None else 0)
+        kernels.gather_backward_kernel[(number,)](
+            keys, values, gate, grad, grad_pooled, grad_keys, grad_values, grad_gate, *lines, c, d, share,
+            **flags, block_d=blocks.keys, block=blocks.positions, block_c=blocks.channels, num_warps=blocks.warps,
+        )  # fmt: skip
+        return grad_keys, grad_values, grad_gate
+    per_line = _blocks(lines.length, blocks.positions)
+    deltas = torch.empty_like(sums[0])
+    sizes = {"block_d": blocks.keys, "block": blocks.positions, "block_c": blocks.channels, "num_warps": blocks.warps}
+    kernels.delta_kernel[(number, per_line)](
+        keys, values, gate, sums, grad, grad_pooled, deltas, *lines, c, d, share, **flags, **sizes
+    )
+    parts = values.new_empty(n, lines.number, per_line, c if gate is not None else 0, dtype=torch.float32)
+    kernels.values_backward_kernel[(number, per_line, _blocks(c, blocks.channels))](
+        keys, values, gate, sums, grad, grad_pooled, grad_values, parts, *lines, c, d, share, **flags, **sizes
+    )
+    kernels.keys_backward_kernel[(number, per_line)](
+        keys, values, gate, sums, deltas, grad, grad_pooled, grad_keys, *lines, c, d, share, **flags, **sizes
+    )
+    return grad_keys, grad_values, parts.sum(2).to(values.dtype)
+
+
+def _launch_scale(features: Tensor, gate: Tensor) -> Tensor:
+    """Features (N, C, H, W) times a gate of image columns (N, W, C)."""
+    n, c, height, width = features.shape
+    out, block = torch.empty_like(features), 2048
+    kernels.scale_kernel[(n * height, _blocks(width * c, block))](features, gate, out, height, width * c, block=block)
+    return out
+
+
+def _launch_scale_backward(features: Tensor, gate: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    n, c, height, width = features.shape
+    grad_features, grad_gate, block = torch.empty_like(features), torch.empty_like(gate), 512
+    kernels.scale_backward_kernel[(n, _blocks(width * c, block))](
+        features, gate, grad, grad_features, grad_gate, height, width * c, block_l=8, block=block
+    )
+    return grad_features, grad_gate
+
+
+def _launch_gate(pooled: Tensor, weights: list[Tensor], slope: float, keep: bool) -> tuple[Tensor, Tensor]:
+    """A channel gate, (N, L, C) -> (N, L, C), and what is behind each layer but the last, (layers, N * L, U)."""
+    first, *hidden, last = weights
+    n, length, c = pooled.shape
+    gates, width = torch.empty_like(pooled), first.shape[0]
+    states = pooled.new_empty(len(hidden) + 1 if keep else 0, n * length, width)
+    kernels.gate_kernel[(_blocks(n * length, 16),)](
+        pooled, first, tuple(hidden), last, gates, states, n * length, c, width, slope,
+        layers=len(hidden), kept=keep, block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
+    )  # fmt: skip
+    return gates, states
+
+
+def _blocks(length: int, block: int) -> int:
+    return -(-length // block)
+
+
+# The same as operators, for torch.compile to keep whole; it learns the shapes of what they give.
+
+
+def _operator(name: str, launch: Callable[P, R], shapes: Callable[P, R]) -> Callable[P, R]:
+    operator = torch.library.custom_op(f"caaseg::{name}", launch, mutates_args=())
+    operator.register_fake(shapes)
+    return operator
+
+
+def _gather_shapes(
+    keys: Tensor, values: Tensor, gate: Tensor | None, rows: bool, pool: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    (n, c), lines = values.shape[:2], Lines.of(values, rows)
+    pooled = values.new_empty(n, lines.length, c if pool else 0)
+    return (
+        torch.empty_like(values),
+        pooled,
+        values.new_empty(2, n, lines.number, lines.length, dtype=torch.float32),
+    )
+
+
+def _gather_backward_shapes(
+    keys: Tensor,
+    values: Tensor,
+    gate: Tensor | None,
+    sums: Tensor,
+    grad: Tensor,
+    grad_pooled: Tensor | None,
+    rows: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (n, c), lines = values.shape[:2], Lines.of(values, rows)
+    grad_gate = values.new_empty(n, lines.number, c if gate is not None else 0)
+    return torch.empty_like(keys), torch.empty_like(values), grad_gate
+
+
+def _scale_backward_shapes(features: Tensor, gate: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(features), torch.empty_like(gate)
+
+
+def _gate_shapes(pooled: Tensor, weights: list[Tensor], slope: float, keep: bool) -> tuple[Tensor, Tensor]:
+    n, length, _ = pooled.shape
+    states = pooled.new_empty(len(weights) - 1 if keep else 0, n * length, weights[0].shape[0])
+    return torch.empty_like(pooled), states
+
+
+_gather_operator = _operator("gather_lines", _launch_gather, _gather_shapes)
+_gather_backward_operator = _operator("gather_lines_backward", _launch_gather_backward, _gather_backward_shapes)
+_scale_operator = _operator("scale_columns", _launch_scale, lambda features, gate: torch.empty_like(features))
+_scale_backward_operator = _operator("scale_columns_backward", _launch_scale_backward, _scale_backward_shapes)
+_gate_operator = _operator("channel_gate", _launch_gate, _gate_shapes)
+
+
+# Gradients, shared by the plain calls and the operators.
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        keys: Tensor, values: Tensor, gate: Tensor | None, rows: bool, pool: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _launch_gather(keys, values, gate, rows, pool)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        keys, values, gate, ctx.rows, ctx.pool = inputs
+        sums = output[2]
+        ctx.mark_non_differentiable(sums)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(keys, values, gate, sums)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, grad_pooled: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+        keys, values, gate, sums = ctx.saved_tensors
+        grad = torch.zeros_like(values) if grad is None else _channels_last(grad)
+        if grad_pooled is not None:
+            grad_pooled = grad_pooled.contiguous() if ctx.pool else None
+        run = _gather_backward_operator if torch.compiler.is_compiling() else _launch_gather_backward
+        grad_keys, grad_values, grad_gate = run(keys, values, gate, sums, grad, grad_pooled, ctx.rows)
+        return grad_keys, grad_values, None if gate is None else grad_gate, None, None
+
+
+class _Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(features: Tensor, gate: Tensor) -> Tensor:
+        return _launch_scale(features, gate)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        run = _scale_backward_operator if torch.compiler.is_compiling() else _launch_scale_backward
+        features, gate = ctx.saved_tensors
+        return run(features, gate, _channels_last(grad))
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, pooled: Tensor, slope: float, *weights: Tensor) -> Tensor:
+        gates, states = _launch_gate(pooled, list(weights), slope, True)
+        ctx.slope = slope
+        ctx.save_for_backward(pooled, gates, states, *weights)
+        return gates
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        pooled, gates, states, *weights = ctx.saved_tensors
+        inputs = [pooled.flatten(0, 1), *states]  # of each layer, (N * L, C) and (N * L, U)
+        grad = torch.ops.aten.sigmoid_backward(grad, gates).flatten(0, 1)
+        grads: list[Tensor] = []
+        for layer in reversed(range(len(weights))):
+            grads.append((grad.T @ inputs[layer]).to(weights[layer].dtype))
+            grad = grad @ weights[layer].to(grad.dtype)
+            if layer > 0:  # its input is what an activation gave, of the same sign as what it was given
+                grad = torch.ops.aten.leaky_relu_backward(grad, inputs[layer], ctx.slope, True)
+        return grad.view_as(pooled), None, *reversed(grads)
+
+
+_gather_operator.register_autograd(_Gather.backward, setup_context=_Gather.setup_context)  # type: ignore[attr-defined]
+_scale_operator.register_autograd(_Scale.backward, setup_context=_Scale.setup_context)  # type: ignore[attr-defined]
+
+
+def _gather(keys: Tensor, values: Tensor, gate: Tensor | None, rows: bool, pool: bool) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        return _gather_operator(keys, values, gate, rows, pool)[:2]
+    if _learned(keys, values, gate):
+        out, pooled, _ = _Gather.apply(keys, values, gate, rows, pool)  # type: ignore[no-untyped-call]
+        return out, pooled
+    return _launch_gather(keys, values, gate, rows, pool)[:2]
+
+
+def _scale(features: Tensor, gate: Tensor) -> Tensor:
+    gate = gate.contiguous()
+    if torch.compiler.is_compiling():
+        return _scale_operator(features, gate)
+    scaled: Tensor = (
+        _Scale.apply(features, gate) if _learned(features, gate) else _launch_scale(features, gate)  # type: ignore[no-untyped-call]
+    )
+    return scaled
+
+
+def _ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
+    """The gate's answer; that of the paper's own gate from one launch."""
+    if not _plain(gate):
+        return ask(gate, pooled, name).contiguous()
+    assert isinstance(gate, ChannelGate)
+    weights = [layer.weight for layer in (*gate.hidden, gate.last) if isinstance(layer, nn.Linear)]
+    as_they_are = all(weight.dtype == pooled.dtype for weight in weights)
+    if not (as_they_are or torch.is_autocast_enabled(pooled.device.type)):
+        return ask(gate, pooled, name)  # which says what is wrong
+    if torch.compiler.is_compiling():  # which fuses the layers' activations itself where they are learned
+        learning = torch.is_grad_enabled()
+        return (
+            ask(gate, pooled, name).contiguous() if learning else _gate_operator(pooled, weights, gate.slope, False)[0]
+        )
+    if _learned(pooled, *weights):
+        answer: Tensor = _Gate.apply(pooled, gate.slope, *weights)  # type: ignore[no-untyped-call]
+        return answer
+    return _launch_gate(pooled, weights, gate.slope, False)[0]
+
+
+def _plain(gate: Gate) -> bool:
+    """Whether a gate is the paper's own, with nothing hooked to it."""
+    return type(gate) is ChannelGate and not (gate._forward_hooks or gate._forward_pre_hooks)
+
+
+def _learned(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -1,0 +1,530 @@
+"""Triton kernels of the fused form: attention along lines, its gradient, and what gates need.
+
+A map is channels last, pixel after pixel. A line is a column or a row: its position l is pixel
+`start + l * step_position`, and the line beside it starts `step_line` pixels further. One program computes a block of
+a line, so that no two programs add to one place: results are the same from run to run.
+
+Attention weights are never stored. A block of them is exp(score - top) * scale, made again from the keys wherever it
+is needed; scores are symmetric, because keys are the queries.
+
+Nothing here is called but by `fused`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Have Triton compile a function from its source. To Python its tensors and pointers have no types."""
+    return triton.jit(function)
+
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether kernels run on the processor, step by step in Python: with TRITON_INTERPRET=1, for tests."""
+
+WIDEN = tl.constexpr(INTERPRETED)  # the interpreter takes the bits of a bfloat16 for a whole number in products
+
+
+@jit
+def _start(line: tl.tensor, lines: tl.tensor, length: tl.tensor, step_line: tl.tensor) -> tl.tensor:
+    """The first pixel of a line, counted over all images: `lines` lines of `length` positions each."""
+    return (line // lines).to(tl.int64) * lines * length + (line % lines) * step_line
+
+
+@jit
+def _tile(
+    pointer: tl.tensor,
+    start: tl.tensor,
+    positions: tl.tensor,
+    length: tl.tensor,
+    step: tl.tensor,
+    channels: tl.tensor,
+    number: tl.tensor,
+) -> tl.tensor:
+    """Some positions of a line by some channels of `number`; zeros beyond the ends."""
+    inside = (positions < length)[:, None] & (channels < number)[None, :]
+    return tl.load(pointer + start * number + positions[:, None] * step * number + channels[None, :], inside, other=0.0)
+
+
+@jit
+def _put(
+    pointer: tl.tensor,
+    tile: tl.tensor,
+    start: tl.tensor,
+    positions: tl.tensor,
+    length: tl.tensor,
+    step: tl.tensor,
+    channels: tl.tensor,
+    number: tl.tensor,
+) -> None:
+    """Write what `_tile` reads."""
+    inside = (positions < length)[:, None] & (channels < number)[None, :]
+    where = pointer + start * number + positions[:, None] * step * number + channels[None, :]
+    tl.store(where, tile.to(pointer.dtype.element_ty), inside)
+
+
+@jit
+def _product(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """The matrix product in float32; of float32 numbers without rounding them first."""
+    if WIDEN:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@jit
+def _wide_product(wide: tl.tensor, narrow: tl.tensor) -> tl.tensor:
+    """The product of float32 numbers and others, which is not made of numbers as narrow as the others."""
+    exact: tl.constexpr = narrow.dtype == tl.float32
+    return tl.dot(wide, narrow.to(tl.float32), input_precision="ieee" if exact else "tf32")
+
+
+@jit
+def _sums(sums: tl.tensor, line: tl.tensor, at: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """Highest score and scale of some positions of a line."""
+    where = sums + line * length + at
+    top = tl.load(where, at < length, other=0.0)
+    return top, tl.load(where + tl.num_programs(0) * length, at < length, other=0.0)
+
+
+@jit
+def _scores(queries: tl.tensor, keys: tl.tensor, at_keys: tl.tensor, length: tl.tensor) -> tl.tensor:
+    """Dot products of positions, minus infinity beyond the end."""
+    return tl.where((at_keys < length)[None, :], _product(queries, tl.trans(keys)), float("-inf"))
+
+
+@jit
+def gather_kernel(
+    keys: tl.tensor,  # (pixels, D)
+    values: tl.tensor,  # (pixels, C)
+    gate: tl.tensor,  # (N * lines, C), where gated
+    out: tl.tensor,  # (pixels, C)
+    sums: tl.tensor,  # (2, N * lines, length) float32: the highest score, and 1 / sum of exp(score - highest)
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    key_depth: tl.tensor,
+    gated: tl.constexpr,
+    one_block: tl.constexpr,  # a line fits one block of keys
+    block_d: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    span: tl.constexpr,  # channels of one program
+) -> None:
+    """Gather along lines: out = gate * softmax(scores) @ values."""
+    line = tl.program_id(0)
+    start = _start(line, lines, length, step_line)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    of_key = tl.arange(0, block_d)
+    queries = _tile(keys, start, at, length, step_position, of_key, key_depth)
+
+    if one_block:
+        at_keys = at
+        scores = _scores(queries, queries, at, length)
+        top = tl.max(scores, 1)
+        powers = tl.exp(scores - top[:, None])
+        total = tl.sum(powers, 1)
+        weights = (powers / total[:, None]).to(values.dtype.element_ty)
+    else:
+        top = tl.full([block], float("-inf"), tl.float32)
+        total = tl.zeros([block], tl.float32)
+        for first in range(0, length, block):
+            at_keys = first + tl.arange(0, block)
+            scores = _scores(
+                queries, _tile(keys, start, at_keys, length, step_position, of_key, key_depth), at_keys, length
+            )
+            higher = tl.maximum(top, tl.max(scores, 1))
+            total = total * tl.exp(top - higher) + tl.sum(tl.exp(scores - higher[:, None]), 1)
+            top = higher
+    scale = 1 / total
+    if tl.program_id(2) == 0:
+        tl.store(sums + line * length + at, top, at < length)
+        tl.store(sums + (tl.num_programs(0) + line) * length + at, scale, at < length)
+
+    for c in range(0, span, block_c):
+        channels = tl.program_id(2) * span + c + tl.arange(0, block_c)
+        if one_block:
+            gathered = _product(weights, _tile(values, start, at_keys, length, step_position, channels, depth))
+        else:
+            gathered = tl.zeros([block, block_c], tl.float32)
+            for first in range(0, length, block):
+                at_keys = first + tl.arange(0, block)
+                of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
+                weights = tl.exp(_scores(queries, of_block, at_keys, length) - top[:, None]) * scale[:, None]
+                tile = _tile(values, start, at_keys, length, step_position, channels, depth)
+                gathered += _product(weights.to(tile.dtype), tile)
+        if gated:
+            gathered *= tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+        _put(out, gathered, start, at, length, step_position, channels, depth)
+
+
+@jit
+def _incoming(
+    grad: tl.tensor,
+    grad_pooled: tl.tensor,
+    image: tl.tensor,
+    start: tl.tensor,
+    at: tl.tensor,
+    length: tl.tensor,
+    step: tl.tensor,
+    channels: tl.tensor,
+    depth: tl.tensor,
+    share: tl.tensor,
+    pooled: tl.constexpr,
+) -> tl.tensor:
+    """The gradient of gathered values: their own, and their part in what was pooled over all lines."""
+    tile = _tile(grad, start, at, length, step, channels, depth)
+    if pooled:
+        spread = _tile(grad_pooled, image * length, at, length, 1, channels, depth)
+        tile = (tile.to(tl.float32) + spread.to(tl.float32) * share).to(tile.dtype)
+    return tile
+
+
+@jit
+def gather_backward_kernel(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    grad: tl.tensor,  # (pixels, C), of out
+    grad_pooled: tl.tensor,  # (N * length, C), of the pooled out, where pooled
+    grad_keys: tl.tensor,  # (pixels, D)
+    grad_values: tl.tensor,  # (pixels, C)
+    grad_gate: tl.tensor,  # (N * lines, C)
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    key_depth: tl.tensor,
+    share: tl.tensor,  # of one value in its pooled sum
+    gated: tl.constexpr,
+    pooled: tl.constexpr,
+    block_d: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """The whole gradient of a line that fits one block; every map is read and written once."""
+    line = tl.program_id(0)
+    start = _start(line, lines, length, step_line)
+    at = tl.arange(0, block)
+    of_key = tl.arange(0, block_d)
+    of_line = _tile(keys, start, at, length, step_position, of_key, key_depth)
+    scores = _scores(of_line, of_line, at, length)
+    powers = tl.exp(scores - tl.max(scores, 1)[:, None])
+    weights = tl.where((at < length)[:, None], powers / tl.sum(powers, 1)[:, None], 0.0)
+    narrow = tl.trans(weights.to(values.dtype.element_ty))
+
+    grad_weights = tl.zeros([block, block], tl.float32)
+    for c in range(0, depth, block_c):
+        channels = c + tl.arange(0, block_c)
+        incoming = _incoming(
+            grad, grad_pooled, line // lines, start, at, length, step_position, channels, depth, share, pooled
+        )
+        tile = _tile(values, start, at, length, step_position, channels, depth)
+        spread = _product(narrow, incoming)
+        if gated:
+            # The gate is one for the whole line: it leaves both sums, and its own gradient needs no gathered value.
+            factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+            of_gate = tl.sum(spread * tile.to(tl.float32), 0)
+            tl.store(grad_gate + line * depth + channels, of_gate.to(grad_gate.dtype.element_ty), channels < depth)
+            spread *= factor
+            incoming = (incoming.to(tl.float32) * factor).to(incoming.dtype)
+        _put(grad_values, spread, start, at, length, step_position, channels, depth)
+        grad_weights += _product(incoming, tl.trans(tile))
+    grad_scores = weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None])
+    both = grad_scores + tl.trans(grad_scores)  # as query and as key
+    _put(grad_keys, _wide_product(both, of_line), start, at, length, step_position, of_key, key_depth)
+
+
+@jit
+def delta_kernel(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    sums: tl.tensor,
+    grad: tl.tensor,
+    grad_pooled: tl.tensor,
+    deltas: tl.tensor,  # (N * lines, length) float32
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    key_depth: tl.tensor,
+    share: tl.tensor,
+    gated: tl.constexpr,
+    pooled: tl.constexpr,
+    block_d: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """Gradient times result, summed over channels: what the softmax takes off every gradient of its weights.
+
+    The result is gathered again: as it was written it is rounded, and an error here is one of all weights at once.
+    """
+    line = tl.program_id(0)
+    start = _start(line, lines, length, step_line)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    of_key = tl.arange(0, block_d)
+    queries = _tile(keys, start, at, length, step_position, of_key, key_depth)
+    top, scale = _sums(sums, line, at, length)
+    delta = tl.zeros([block], tl.float32)
+    for c in range(0, depth, block_c):
+        channels = c + tl.arange(0, block_c)
+        gathered = tl.zeros([block, block_c], tl.float32)
+        for first in range(0, length, block):
+            at_keys = first + tl.arange(0, block)
+            of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
+            weights = tl.exp(_scores(queries, of_block, at_keys, length) - top[:, None]) * scale[:, None]
+            tile = _tile(values, start, at_keys, length, step_position, channels, depth)
+            gathered += _product(weights.to(tile.dtype), tile)
+        incoming = _incoming(
+            grad, grad_pooled, line // lines, start, at, length, step_position, channels, depth, share, pooled
+        )
+        if gated:  # rounded as it is where the gradients of weights come from, so that errors cancel
+            factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+            incoming = (incoming.to(tl.float32) * factor).to(incoming.dtype)
+        delta += tl.sum(incoming.to(tl.float32) * gathered, 1)
+    tl.store(deltas + line * length + at, delta, at < length)
+
+
+@jit
+def values_backward_kernel(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    sums: tl.tensor,
+    grad: tl.tensor,
+    grad_pooled: tl.tensor,
+    grad_values: tl.tensor,
+    grad_gate: tl.tensor,  # (N * lines, blocks, C) float32: a part each block
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    key_depth: tl.tensor,
+    share: tl.tensor,
+    gated: tl.constexpr,
+    pooled: tl.constexpr,
+    block_d: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """The gradient of a block of a long line's values, and its part of the gate's."""
+    line, part = tl.program_id(0), tl.program_id(1)
+    start = _start(line, lines, length, step_line)
+    at = part * block + tl.arange(0, block)
+    of_key = tl.arange(0, block_d)
+    channels = tl.program_id(2) * block_c + tl.arange(0, block_c)
+    of_block = _tile(keys, start, at, length, step_position, of_key, key_depth)
+    spread = tl.zeros([block, block_c], tl.float32)
+    for first in range(0, length, block):
+        at_queries = first + tl.arange(0, block)
+        queries = _tile(keys, start, at_queries, length, step_position, of_key, key_depth)
+        top, scale = _sums(sums, line, at_queries, length)
+        weights = tl.exp(_scores(of_block, queries, at_queries, length) - top[None, :]) * scale[None, :]  # transposed
+        incoming = _incoming(
+            grad, grad_pooled, line // lines, start, at_queries, length, step_position, channels, depth, share, pooled
+        )
+        spread += _product(weights.to(incoming.dtype), incoming)
+    if gated:
+        tile = _tile(values, start, at, length, step_position, channels, depth)
+        of_gate = tl.sum(tl.where((at < length)[:, None], spread * tile.to(tl.float32), 0.0), 0)
+        tl.store(grad_gate + (line * tl.num_programs(1) + part) * depth + channels, of_gate, channels < depth)
+        spread *= tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+    _put(grad_values, spread, start, at, length, step_position, channels, depth)
+
+
+@jit
+def keys_backward_kernel(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    sums: tl.tensor,
+    deltas: tl.tensor,
+    grad: tl.tensor,
+    grad_pooled: tl.tensor,
+    grad_keys: tl.tensor,
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    key_depth: tl.tensor,
+    share: tl.tensor,
+    gated: tl.constexpr,
+    pooled: tl.constexpr,
+    block_d: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """The gradient of a block of a long line's keys, as queries and as keys."""
+    line = tl.program_id(0)
+    start = _start(line, lines, length, step_line)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    of_key = tl.arange(0, block_d)
+    of_block = _tile(keys, start, at, length, step_position, of_key, key_depth)
+    top, scale = _sums(sums, line, at, length)
+    delta = tl.load(deltas + line * length + at, at < length, other=0.0)
+    result = tl.zeros([block, block_d], tl.float32)
+    for first in range(0, length, block):
+        at_others = first + tl.arange(0, block)
+        others = _tile(keys, start, at_others, length, step_position, of_key, key_depth)
+        as_query = tl.zeros([block, block], tl.float32)
+        as_key = tl.zeros([block, block], tl.float32)
+        for c in range(0, depth, block_c):
+            channels = c + tl.arange(0, block_c)
+            mine = _incoming(
+                grad, grad_pooled, line // lines, start, at, length, step_position, channels, depth, share, pooled
+            )
+            theirs = _incoming(
+                grad,
+                grad_pooled,
+                line // lines,
+                start,
+                at_others,
+                length,
+                step_position,
+                channels,
+                depth,
+                share,
+                pooled,
+            )
+            if gated:
+                factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+                mine = (mine.to(tl.float32) * factor).to(mine.dtype)
+                theirs = (theirs.to(tl.float32) * factor).to(theirs.dtype)
+            as_query += _product(
+                mine, tl.trans(_tile(values, start, at_others, length, step_position, channels, depth))
+            )
+            as_key += _product(_tile(values, start, at, length, step_position, channels, depth), tl.trans(theirs))
+        inside = (at < length)[:, None] & (at_others < length)[None, :]
+        scores = _product(of_block, tl.trans(others))
+        other_top, other_scale = _sums(sums, line, at_others, length)
+        other_delta = tl.load(deltas + line * length + at_others, at_others < length, other=0.0)
+        towards = tl.where(inside, tl.exp(scores - top[:, None]) * scale[:, None], 0.0)
+        back = tl.where(inside, tl.exp(scores - other_top[None, :]) * other_scale[None, :], 0.0)
+        both = towards * (as_query - delta[:, None]) + back * (as_key - other_delta[None, :])
+        result += _wide_product(both, others)
+    _put(grad_keys, result, start, at, length, step_position, of_key, key_depth)
+
+
+@jit
+def pool_kernel(
+    features: tl.tensor,  # (pixels, C)
+    pooled: tl.tensor,  # (N * length, C)
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    share: tl.tensor,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """The sum over all lines of an image, position by position, times `share`."""
+    spot = tl.program_id(0)
+    image, position = spot // length, spot % length
+    start = image.to(tl.int64) * lines * length + position * step_position
+    channels = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    total = tl.zeros([block, block_c], tl.float32)
+    for first in range(0, lines, block):
+        total += _tile(features, start, first + tl.arange(0, block), lines, step_line, channels, depth).to(tl.float32)
+    result = tl.sum(total, 0) * share
+    tl.store(pooled + spot * depth + channels, result.to(pooled.dtype.element_ty), channels < depth)
+
+
+@jit
+def scale_kernel(
+    features: tl.tensor,  # (N, lines, size): a line's positions and channels lie one after the other
+    gate: tl.tensor,  # (N, size)
+    out: tl.tensor,
+    lines: tl.tensor,
+    size: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """Every line of an image times the image's gate."""
+    line = tl.program_id(0)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    start = line.to(tl.int64) * size
+    factor = tl.load(gate + (line // lines) * size + at, at < size, other=0.0).to(tl.float32)
+    scaled = tl.load(features + start + at, at < size, other=0.0).to(tl.float32) * factor
+    tl.store(out + start + at, scaled.to(out.dtype.element_ty), at < size)
+
+
+@jit
+def scale_backward_kernel(
+    features: tl.tensor,  # (N, lines, size)
+    gate: tl.tensor,  # (N, size)
+    grad: tl.tensor,  # (N, lines, size)
+    grad_features: tl.tensor,
+    grad_gate: tl.tensor,  # (N, size)
+    lines: tl.tensor,
+    size: tl.tensor,
+    block_l: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Both gradients of `scale_kernel` while the incoming one is read once."""
+    image = tl.program_id(0)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    factor = tl.load(gate + image * size + at, at < size, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros([block_l, block], tl.float32)
+    start = image.to(tl.int64) * lines
+    for first in range(0, lines, block_l):
+        line = first + tl.arange(0, block_l)
+        incoming = _tile(grad, start, line, lines, 1, at, size).to(tl.float32)
+        total += incoming * _tile(features, start, line, lines, 1, at, size).to(tl.float32)
+        _put(grad_features, incoming * factor, start, line, lines, 1, at, size)
+    tl.store(grad_gate + image * size + at, tl.sum(total, 0).to(grad_gate.dtype.element_ty), at < size)
+
+
+@jit
+def gate_kernel(
+    pooled: tl.tensor,  # (positions, C)
+    first: tl.tensor,  # (width, C)
+    hidden: tl.tensor,  # (width, width) each
+    last: tl.tensor,  # (C, width)
+    gates: tl.tensor,  # (positions, C)
+    states: tl.tensor,  # (layers + 1, positions, width): behind each layer but the last, where kept
+    positions: tl.tensor,
+    depth: tl.tensor,
+    width: tl.tensor,
+    slope: tl.tensor,
+    layers: tl.constexpr,  # of `hidden`
+    kept: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    block_w: tl.constexpr,
+) -> None:
+    """All layers of a channel gate for a block of positions; rounded between layers as the layers themselves do."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    units = tl.arange(0, block_w)
+    state = tl.zeros([block, block_w], tl.float32)
+    for c in range(0, depth, block_c):
+        channels = c + tl.arange(0, block_c)
+        tile = _tile(pooled, 0, at, positions, 1, channels, depth)
+        state += _product(tile, tl.trans(_tile(first, 0, units, width, 1, channels, depth).to(tile.dtype)))
+    narrow = _activated(state, slope, pooled)
+    if kept:
+        _put(states, narrow, 0, at, positions, 1, units, width)
+    for layer in tl.static_range(layers):
+        weights = _tile(hidden[layer], 0, units, width, 1, units, width).to(narrow.dtype)
+        narrow = _activated(_product(narrow, tl.trans(weights)), slope, pooled)
+        if kept:
+            _put(states + (layer + 1) * positions * width, narrow, 0, at, positions, 1, units, width)
+    for c in range(0, depth, block_c):
+        channels = c + tl.arange(0, block_c)
+        weights = _tile(last, 0, channels, depth, 1, units, width).to(narrow.dtype)
+        logits = _product(narrow, tl.trans(weights)).to(narrow.dtype).to(tl.float32)
+        _put(gates, tl.sigmoid(logits), 0, at, positions, 1, channels, depth)
+
+
+@jit
+def _activated(state: tl.tensor, slope: tl.tensor, like: tl.tensor) -> tl.tensor:
+    narrow = state.to(like.dtype.element_ty).to(tl.float32)
+    return tl.where(narrow > 0, narrow, narrow * slope).to(like.dtype.element_ty)

@@ -1,0 +1,93 @@
+"""Cross entropy of coarse logits against fine labels, without ever making fine logits.
+
+A feature stands for 8 x 8 or 16 x 16 pixels. Upsampled in float32, the logits of a batch of 16 crops of 513 x 513 in 59
+classes take a gigabyte, their softmax and their gradients as much again each. The kernel here interpolates the logits
+of a pixel where it needs them, and sums the gradients of a line of pixels at once into those of the coarse features
+beside it. What is left to sum, over lines, is a product with the matrix of the interpolation.
+
+No two programs add to one place: losses and gradients are the same from run to run.
+"""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from caaseg.data.sample import IGNORE
+
+FEATURES = 16  # of a coarse line, in one program
+PIXELS = 32  # at a time
+
+
+def applies(logits: Tensor) -> bool:
+    """Whether the kernel can take these logits."""
+    if not _has_triton() or logits.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return False
+    from caaseg.attention.kernels import INTERPRETED
+
+    return logits.is_cuda or INTERPRETED
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def upsampled_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+    """The summed cross entropy of logits (N, K, h, w), resized with corners aligned, and labels (N, H, W).
+
+    Args:
+        logits: of coarse features.
+        labels: class ids or IGNORE.
+        weights: (K,) float32, a factor for each class, or none.
+    """
+    loss: Tensor = _UpsampledCrossEntropy.apply(logits, labels, weights)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _UpsampledCrossEntropy(torch.autograd.Function):
+    """The gradient comes with the loss: it is as small as the coarse logits, and nothing else needs to be kept."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        from caaseg.training.upsampled_kernel import cross_entropy_kernel
+
+        n, classes, h, w = logits.shape
+        height, width = labels.shape[1:]
+        pixels = logits.detach().permute(0, 2, 3, 1).contiguous()  # (N, h, w, K)
+        blocks = -(-w // FEATURES)
+        losses = torch.empty(n, height, blocks, device=logits.device)
+        lines = torch.empty(n, height, w, classes, device=logits.device)
+        cross_entropy_kernel[(n * height, blocks)](
+            pixels, labels.contiguous(), weights, losses, lines, height, width, h, w, classes,
+            _step(h, height), _step(w, width),
+            ignore=IGNORE, weighted=weights is not None, exact=logits.dtype == torch.float32,
+            block_w=FEATURES, block_x=PIXELS, block_k=max(16, 1 << (classes - 1).bit_length()),
+        )  # fmt: skip
+        # (h, H) @ (N, H, w * K)
+        grad = interpolation(h, height, logits.device).T @ lines.flatten(2)
+        ctx.save_for_backward(grad.view(n, h, w, classes).permute(0, 3, 1, 2))
+        ctx.dtype = logits.dtype
+        return losses.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = ctx.saved_tensors
+        return (grad * grad_loss).to(ctx.dtype), None, None
+
+
+def _step(coarse: int, fine: int) -> float:
+    """How far the next pixel lies on the coarse line."""
+    return (coarse - 1) / (fine - 1) if fine > 1 else 0.0
+
+
+def interpolation(coarse: int, fine: int, device: torch.device) -> Tensor:
+    """(fine, coarse) how much of each feature is in each pixel, corners aligned."""
+    at = torch.arange(fine, device=device, dtype=torch.float32) * _step(coarse, fine)
+    below = at.floor().clamp(max=coarse - 1).long()
+    part = (at - below).unsqueeze(1)
+    matrix = torch.zeros(fine, coarse, device=device)
+    matrix.scatter_(1, below.unsqueeze(1), 1 - part)
+    return matrix.scatter_add_(1, (below + 1).clamp(max=coarse - 1).unsqueeze(1), part)
