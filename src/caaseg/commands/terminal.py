@@ -54,8 +54,8 @@ def progress_bars(console: "Console") -> Iterator[Callable[[str, int, int | None
 
 
 @contextmanager
-def training_bar(console: "Console") -> Iterator[Callable[["Progress"], None]]:
-    """A bar with loss, images a second and the time left, on a terminal only."""
+def training_bar(console: "Console") -> Iterator[Callable[..., None]]:
+    """A bar with loss, images a second and the time left, on a terminal only; a name, if told, stands before."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
@@ -63,9 +63,9 @@ def training_bar(console: "Console") -> Iterator[Callable[["Progress"], None]]:
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("training", total=None)
 
-        def show(progress: "Progress") -> None:
+        def show(progress: "Progress", name: str = "") -> None:
             score = "" if progress.mean_iou is None else f", mean IoU {100 * progress.mean_iou:.1f}"
-            text = f"loss {progress.loss:.3f}, {progress.images_per_second:.0f} images/s{score}"
+            text = f"{name} loss {progress.loss:.3f}, {progress.images_per_second:.0f} images/s{score}".lstrip()
             bar.update(task, description=text, completed=progress.step, total=progress.steps)
 
         yield show

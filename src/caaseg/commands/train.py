@@ -39,16 +39,17 @@ def train_by_recipe(
         devices: how many GPUs, or processes on a CPU, of this machine. Under torchrun or SLURM these say it.
         overrides: values of the recipe, as words.
     """
-    from caaseg.recipe_files import load_recipe
+    from caaseg.recipe_files import default_folder, load_recipe
 
     loaded = load_recipe(recipe, overrides)  # before the heavy imports: a mistake in it is said at once
-    folder = out or Path("runs") / Path(recipe).with_suffix("").as_posix().replace("/", "-").strip(".-")
+    folder = out or default_folder(recipe)
 
+    from caaseg.studies.training import REPORT, train
     from caaseg.training import runs
 
     console = console_for(None)
     with training_bar(console) as show:
-        result = runs.train(
+        result = train(
             loaded, folder, resume=resume, init_from=init_from, device=device, devices=devices, progress=show
         )
     if not runs.is_first_rank():
@@ -62,4 +63,5 @@ def train_by_recipe(
         )
         console.print(best, highlight=False)
     console.print(f"model: {folder / 'model'}", soft_wrap=True, highlight=False)
+    console.print(f"report: {folder / REPORT}", soft_wrap=True, highlight=False)
     return 0
