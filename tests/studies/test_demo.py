@@ -2,13 +2,18 @@
 
 import json
 import re
+import signal
+from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 
 import pytest
+import torch
 
 from caaseg.cli import main
-from caaseg.recipe_files import differences, load_recipe
-from caaseg.studies.demo import RECIPES
+from caaseg.recipe_files import differences, load_recipe, save_recipe
+from caaseg.studies.demo import RECIPES, _train_alone
+from tests.training.small import small_recipe
 
 
 def test_the_two_recipes_differ_in_the_head_alone() -> None:
@@ -46,8 +51,29 @@ def test_it_ends_with_a_page_that_shows_both_and_goes_on_where_it_stopped(
     assert "all of it was done before" in capsys.readouterr().out
     assert json.loads((tmp_path / "again.json").read_text()) == numbers
     assert (out / "report.html").stat().st_mtime_ns == made
-    (out / "report.html").unlink()  # what is missing is done again
-    assert main(words) == 0
-    assert (out / "report.html").read_text() == page
-    assert main([*words[:-4], "--steps", "4", "--device", "cpu"]) == 2
-    assert "the run was begun otherwise: steps was 3 and is 4" in capsys.readouterr().err
+
+
+def test_what_a_training_refuses_reaches_whoever_started_it(tmp_path: Path) -> None:
+    recipe = small_recipe()
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    heard, told = Pipe(duplex=False)
+    before, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+    try:
+        _train_alone(replace(recipe, steps=7), tmp_path, "cpu", threads, told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    error = heard.recv()
+    assert isinstance(error, ValueError)
+    assert "the run was begun otherwise: steps was 6 and is 7; give the same values, or another --out" in str(error)
+
+
+def test_a_training_stops_where_nobody_listens_any_more(tmp_path: Path) -> None:
+    recipe = small_recipe("--steps", "40", "--validate_every", "40", "--checkpoint_every", "40")
+    heard, told = Pipe(duplex=False)
+    heard.close()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        _train_alone(recipe, tmp_path, "cpu", torch.get_num_threads(), told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012.pt"]

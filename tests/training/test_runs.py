@@ -24,7 +24,7 @@ from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
 from caaseg.training import runs
 from caaseg.training.journal import read_lines
-from caaseg.training.module import NonFiniteLossError
+from caaseg.training.module import NonFiniteLossError, TrainingModule
 from caaseg.training.runs import Progress, train
 from tests.training.small import WORDS, small_recipe
 
@@ -109,14 +109,14 @@ def test_speed_is_that_of_the_steps_whatever_was_validated_between(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = 0.0
-    step = runs.TrainingModule.training_step
+    step = TrainingModule.training_step
 
-    def slow_step(module: runs.TrainingModule, batch: Batch, index: int) -> None:
+    def slow_step(module: TrainingModule, batch: Batch, index: int) -> None:
         nonlocal seconds
         seconds += 1
         step(module, batch, index)
 
-    monkeypatch.setattr(runs.TrainingModule, "training_step", slow_step)
+    monkeypatch.setattr(TrainingModule, "training_step", slow_step)
     monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: seconds))
     told: list[Progress] = []
     recipe = small_recipe("--steps", "40", "--validate_every", "20", "--checkpoint_every", "20")

@@ -1,13 +1,9 @@
 """`caaseg demo`: see it work, with no files and no network."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from caaseg.commands.terminal import console_for, training_bar, write_json
+from caaseg.commands.terminal import console_for, training_bars, write_json
 from caaseg.commands.words import Device, check_writable
-
-if TYPE_CHECKING:
-    from caaseg.training.runs import Progress
 
 
 def demo(
@@ -36,12 +32,8 @@ def demo(
     def tell(line: str) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    with training_bar(console) as show:
-
-        def progress(name: str, at: "Progress") -> None:
-            show(at, name)
-
-        numbers = run_demo(out, steps=steps, device=device, progress=progress, tell=tell)
+    with training_bars(console) as show:
+        numbers = run_demo(out, steps=steps, device=device, progress=show, tell=tell)
     if numbers is None:
         tell("stopped; the same command goes on from here")
         return 143  # as a shell says it of a command that SIGTERM ended

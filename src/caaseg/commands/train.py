@@ -1,9 +1,10 @@
 """`caaseg train` and `caaseg recipes`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from caaseg.commands.terminal import console_for, training_bar
+from caaseg.commands.terminal import console_for, training_bars
 from caaseg.commands.words import Device
 
 
@@ -48,9 +49,15 @@ def train_by_recipe(
     from caaseg.training import runs
 
     console = console_for(None)
-    with training_bar(console) as show:
+    with training_bars(console) as show:
         result = train(
-            loaded, folder, resume=resume, init_from=init_from, device=device, devices=devices, progress=show
+            loaded,
+            folder,
+            resume=resume,
+            init_from=init_from,
+            device=device,
+            devices=devices,
+            progress=partial(show, "training"),
         )
     if not runs.is_first_rank():
         console.quiet = True  # of several processes one speaks

@@ -1,9 +1,12 @@
 """The demonstration: an FCN and a CAA model that differ in the head alone, on scenes that are drawn."""
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from caaseg.studies.training import REPORT, origin_of, train
 from caaseg.training import runs
 from caaseg.training.journal import FILE as JOURNAL
 from caaseg.training.journal import read_lines
-from caaseg.training.runs import Device, Progress
+from caaseg.training.runs import Device, Progress, Result
 
 RECIPES = {"FCN": "scenes/demo_fcn", "CAA": "scenes/demo_caa"}
 NUMBERS = "numbers.json"
@@ -52,21 +55,13 @@ def run_demo(
     """
     words = [] if steps is None else ["--steps", str(steps)]
     recipes = {name: load_recipe(recipe, words) for name, recipe in RECIPES.items()}
-    for name, recipe in recipes.items():
-        folder = out / name.lower()
-        tell(f"{name}: training for {recipe.steps} steps in {folder}")
-        result = train(
-            recipe,
-            folder,
-            resume="auto",
-            device=device,
-            progress=None if progress is None else partial(progress, name),
-        )
-        if not result.finished:
-            return None
-    if (numbers := _numbers_of(out)) is not None:
+    if (numbers := _numbers_of(out, recipes)) is not None:
         tell("all of it was done before")
         return numbers
+    for name, recipe in recipes.items():
+        tell(f"{name}: training for {recipe.steps} steps in {out / name.lower()}")
+    if not train_side_by_side(recipes, out, device, progress):
+        return None
     place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     _, data = runs.open_data(_on_test(recipes["CAA"]))
     contenders = {name: score(out / name.lower(), recipe, data, place) for name, recipe in recipes.items()}
@@ -87,6 +82,64 @@ def run_demo(
     return numbers
 
 
+def train_side_by_side(
+    recipes: Mapping[str, Recipe], out: Path, device: Device, progress: Callable[[str, Progress], None] | None
+) -> bool:
+    """Train all at once, a process each with its share of the cores, and say whether all are done.
+
+    Networks this small gain next to nothing from a second thread, and lose much where another program wants the core.
+    """
+    spawn = get_context("spawn")
+    names: dict[Connection, str] = {}  # by the end of the pipe that a process talks into
+    for name, recipe in recipes.items():
+        heard, told = spawn.Pipe(duplex=False)
+        threads = max(1, torch.get_num_threads() // len(recipes))
+        # A daemon: when this process ends, so do they, each with a checkpoint.
+        spawn.Process(
+            target=_train_alone, args=(recipe, out / name.lower(), device, threads, told), daemon=True
+        ).start()
+        told.close()
+        names[heard] = name
+    results: dict[str, Result] = {}
+    while names:
+        for ready in wait(list(names)):
+            assert isinstance(ready, Connection)
+            try:
+                message: Progress | Result | Exception = ready.recv()
+            except EOFError:
+                name = names.pop(ready)
+                if name not in results:
+                    raise RuntimeError(f"{name}: its training ended without a result") from None
+                continue
+            if isinstance(message, Exception):
+                raise message
+            if isinstance(message, Result):
+                results[names[ready]] = message
+            elif progress is not None:
+                progress(names[ready], message)
+    return all(result.finished for result in results.values())
+
+
+def _train_alone(recipe: Recipe, folder: Path, device: Device, threads: int, told: Connection) -> None:
+    """In a process of its own: train, and tell how far it is and what came out."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
+    torch.set_num_threads(threads)
+
+    def progress(at: Progress) -> None:
+        try:
+            told.send(at)
+        except BrokenPipeError:  # nobody listens any more: stop as a cluster would ask for it, to go on another time
+            signal.raise_signal(signal.SIGTERM)
+
+    outcome: Result | Exception
+    try:
+        outcome = train(recipe, folder, resume="auto", device=device, progress=progress)
+    except (ValueError, OSError) as error:
+        outcome = error
+    with suppress(BrokenPipeError):
+        told.send(outcome)
+
+
 def score(folder: Path, recipe: Recipe, data: SegmentationDataset, device: torch.device) -> Contender:
     """A trained model on the test split, with what it makes of the scenes shown."""
     shown: list[Tensor] = []
@@ -103,13 +156,12 @@ def _on_test(recipe: Recipe) -> Recipe:
     return replace(recipe, data=replace(recipe.data, val_split="test"))
 
 
-def _numbers_of(out: Path) -> dict[str, Any] | None:
-    """What an earlier call found, if all of its files are there and none is older than what it was made from."""
-    made = [out / REPORT, out / NUMBERS]
-    models = [out / name.lower() / "model" / "model.safetensors" for name in RECIPES]
-    if not all(path.exists() for path in made):
+def _numbers_of(out: Path, recipes: Mapping[str, Recipe]) -> dict[str, Any] | None:
+    """What an earlier call with the same recipes found, if it came to its end and its report is still there."""
+    begun = [(out / name.lower() / runs.RECIPE, recipe) for name, recipe in recipes.items()]
+    if not all(path.exists() for path in (out / REPORT, out / NUMBERS, *(path for path, _ in begun))):
         return None
-    if min(path.stat().st_mtime for path in made) < max(path.stat().st_mtime for path in models):
+    if any(load_recipe(path) != recipe for path, recipe in begun):
         return None
     numbers: dict[str, Any] = json.loads((out / NUMBERS).read_text())
     return numbers
