@@ -65,7 +65,7 @@ def picture(pixels: NDArray[np.uint8], caption: str) -> Picture:
     """Pixels (H, W, 3) as PNG or JPEG, whichever is smaller; large ones are scaled down."""
     image = Image.fromarray(pixels)
     image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    encoded = {"png": _bytes(image, "PNG", optimize=True), "jpeg": _bytes(image, "JPEG", quality=85)}
+    encoded = {"png": _bytes(image, "PNG", optimize=True), "jpeg": _bytes(image, "JPEG", quality=80)}
     kind = min(encoded, key=lambda name: len(encoded[name]))
     return Picture(caption, data_address(encoded[kind], f"image/{kind}"), *image.size)
 
