@@ -80,7 +80,7 @@ def test_a_report_has_its_parts_and_asks_the_network_for_nothing(tmp_path: Path)
     assert "validated after step 20" in page
     assert "head: caa" in page  # the recipe
     assert "torch 2.13.0." in page
-    assert "commit 0123456789ab with changes" in page
+    assert "(commit 0123456789ab with changes) on CPU, a &lt;fast&gt; one, 2 cores, 2 threads;" in page
     assert "cuda" not in page.partition("<footer")[2]
 
     assert "<b>tree" not in page
