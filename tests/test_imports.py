@@ -36,6 +36,7 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["data", "check", "--help"], 0),
         (["data", "prepare", "camvid"], 2),
         (["train", "--help"], 0),
+        (["demo", "--help"], 0),
         (["recipes", "--help"], 0),
         (["train", "scenes/caa_resnet18", "--devise", "cpu"], 2),
         (["nothing"], 2),

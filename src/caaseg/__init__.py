@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from caaseg.models import create_model as create_model
     from caaseg.models import load_model as load_model
     from caaseg.recipe_files import load_recipe as load_recipe
-    from caaseg.training.runs import train as train
+    from caaseg.studies.training import train as train
 
 __version__ = "0.1.0"
 
@@ -28,7 +28,7 @@ _HOMES = {
     "evaluate": "caaseg.evaluation.evaluate",
     "load_model": "caaseg.models",
     "load_recipe": "caaseg.recipe_files",
-    "train": "caaseg.training.runs",
+    "train": "caaseg.studies.training",
 }
 
 __all__ = [

@@ -63,7 +63,21 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
 
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write a recipe with every value in it, as load_recipe reads it."""
-    path.write_text(yaml.safe_dump(_plain(asdict(recipe)), sort_keys=False))
+    path.write_text(recipe_text(recipe))
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as YAML, with every value in it."""
+    return yaml.safe_dump(_plain(asdict(recipe)), sort_keys=False)
+
+
+def default_folder(recipe: Recipe | str | Path) -> Path:
+    """Where a run goes if nobody says: runs/ and the recipe's name, or what the name of a shipped one is made of."""
+    if isinstance(recipe, Recipe):
+        name = f"{recipe.data.dataset}-{recipe.model.head}_{recipe.model.backbone}"
+    else:
+        name = Path(recipe).with_suffix("").as_posix()
+    return Path("runs") / name.replace("/", "-").strip(".-")
 
 
 def differences(first: Recipe, second: Recipe) -> dict[str, tuple[Any, Any]]:

@@ -118,11 +118,3 @@ def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "taken").write_text("a file where a folder is needed")
     assert run(*SMALL, "--json", str(tmp_path / "taken" / "out.json")) == 2
     assert "taken" in capsys.readouterr().err
-
-
-def test_the_demo_ends_with_its_table_and_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert "factorised" in shown
-    assert shown.rstrip().endswith(f"figure: {tmp_path / 'attention.png'}")
-    assert (tmp_path / "attention.png").stat().st_size > 10_000

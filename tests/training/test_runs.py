@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from torch import nn
 
 import caaseg
 from caaseg.cli import main
+from caaseg.data.sample import Batch
 from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
 from caaseg.training import runs
 from caaseg.training.journal import read_lines
-from caaseg.training.module import NonFiniteLossError
+from caaseg.training.module import NonFiniteLossError, TrainingModule
 from caaseg.training.runs import Progress, train
 from tests.training.small import WORDS, small_recipe
 
@@ -101,6 +103,26 @@ def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(
     assert_identical(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
     steps = [[line["step"] for line in read_lines(tmp_path / run / "metrics.jsonl")] for run in ("stopped", "whole")]
     assert steps[0] == steps[1] == [10, 20, 24, 24]
+
+
+def test_speed_is_that_of_the_steps_whatever_was_validated_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = 0.0
+    step = TrainingModule.training_step
+
+    def slow_step(module: TrainingModule, batch: Batch, index: int) -> None:
+        nonlocal seconds
+        seconds += 1
+        step(module, batch, index)
+
+    monkeypatch.setattr(TrainingModule, "training_step", slow_step)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: seconds))
+    told: list[Progress] = []
+    recipe = small_recipe("--steps", "40", "--validate_every", "20", "--checkpoint_every", "20")
+    train(recipe, tmp_path / "run", device="cpu", progress=told.append)
+    # Two images a second; a step is read while the next is under way.
+    assert [progress.images_per_second for progress in told] == pytest.approx([2, 2, 2, 2], rel=0.2)
 
 
 def test_a_run_can_go_on_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:

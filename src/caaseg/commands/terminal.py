@@ -54,18 +54,20 @@ def progress_bars(console: "Console") -> Iterator[Callable[[str, int, int | None
 
 
 @contextmanager
-def training_bar(console: "Console") -> Iterator[Callable[["Progress"], None]]:
-    """A bar with loss, images a second and the time left, on a terminal only."""
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+def training_bars(console: "Console") -> Iterator[Callable[[str, "Progress"], None]]:
+    """A bar for each training, by its name, with loss, images a second and the time left, on a terminal only."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    tasks: dict[str, TaskID] = {}
     with Bar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("training", total=None)
 
-        def show(progress: "Progress") -> None:
+        def show(name: str, progress: "Progress") -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(name)
             score = "" if progress.mean_iou is None else f", mean IoU {100 * progress.mean_iou:.1f}"
-            text = f"loss {progress.loss:.3f}, {progress.images_per_second:.0f} images/s{score}"
-            bar.update(task, description=text, completed=progress.step, total=progress.steps)
+            text = f"{name}: loss {progress.loss:.3f}, {progress.images_per_second:.0f} images/s{score}"
+            bar.update(tasks[name], description=text, completed=progress.step, total=progress.steps)
 
         yield show

@@ -1,9 +1,10 @@
 """`caaseg train` and `caaseg recipes`."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from caaseg.commands.terminal import console_for, training_bar
+from caaseg.commands.terminal import console_for, training_bars
 from caaseg.commands.words import Device
 
 
@@ -39,17 +40,24 @@ def train_by_recipe(
         devices: how many GPUs, or processes on a CPU, of this machine. Under torchrun or SLURM these say it.
         overrides: values of the recipe, as words.
     """
-    from caaseg.recipe_files import load_recipe
+    from caaseg.recipe_files import default_folder, load_recipe
 
     loaded = load_recipe(recipe, overrides)  # before the heavy imports: a mistake in it is said at once
-    folder = out or Path("runs") / Path(recipe).with_suffix("").as_posix().replace("/", "-").strip(".-")
+    folder = out or default_folder(recipe)
 
+    from caaseg.studies.training import REPORT, train
     from caaseg.training import runs
 
     console = console_for(None)
-    with training_bar(console) as show:
-        result = runs.train(
-            loaded, folder, resume=resume, init_from=init_from, device=device, devices=devices, progress=show
+    with training_bars(console) as show:
+        result = train(
+            loaded,
+            folder,
+            resume=resume,
+            init_from=init_from,
+            device=device,
+            devices=devices,
+            progress=partial(show, "training"),
         )
     if not runs.is_first_rank():
         console.quiet = True  # of several processes one speaks
@@ -62,4 +70,5 @@ def train_by_recipe(
         )
         console.print(best, highlight=False)
     console.print(f"model: {folder / 'model'}", soft_wrap=True, highlight=False)
+    console.print(f"report: {folder / REPORT}", soft_wrap=True, highlight=False)
     return 0

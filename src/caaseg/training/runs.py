@@ -179,7 +179,7 @@ class Conductor(L.Callback):
         if threading.current_thread() is threading.main_thread():  # others may not
             # Lightning has set its own by now, which takes no care of what ranks are at; it restores what was before.
             signal.signal(signal.SIGTERM, stop)
-        self._restart_clock()
+        self._restart_clock(self.start)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
@@ -203,7 +203,7 @@ class Conductor(L.Callback):
             checkpoints.write_checkpoint(self.folder, {**module.state(), "best": self.best})
         trainer.should_stop = module.stopping
         trainer.strategy.barrier()
-        self._restart_clock()
+        self._restart_clock(step)
 
     def close(self) -> None:
         if self.journal is not None:
@@ -254,10 +254,9 @@ class Conductor(L.Callback):
             self.best = {"step": module.step, "mean_iou": matrix.mean_iou}
             save_model(module.scored, self.folder / "best", self.recipe, module.step, matrix.mean_iou)
 
-    def _restart_clock(self) -> None:
-        """So that validation and saving do not count as slow training."""
-        self._clock_start = time.perf_counter()
-        self._clock_step = self.start if self._unread is None else self._unread.step
+    def _restart_clock(self, step: int) -> None:
+        """After this step, so that validation and saving do not count as slow training."""
+        self._clock_start, self._clock_step = time.perf_counter(), step
 
 
 def save_model(model: Segmenter, folder: Path, recipe: Recipe, step: int, mean_iou: float | None) -> None:

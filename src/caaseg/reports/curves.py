@@ -1,0 +1,87 @@
+"""Curves for a page: matplotlib draws them, the page's style sheet gives their colours, in light and in dark."""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from caaseg.reports.draw import COLOURS
+
+INK, RULE = "#1c2024", "#e2e4e8"
+STYLED = {INK: "var(--ink)", RULE: "var(--rule)"} | {
+    colour: f"var(--line-{k})" for k, colour in enumerate(COLOURS, start=1)
+}
+MOST_POINTS = 300  # of a line: more cannot be seen
+SIZE = (4.6, 2.5)  # inches
+
+
+class Line(NamedTuple):
+    """Numbers measured at steps."""
+
+    name: str
+    steps: Sequence[int]
+    values: Sequence[float]
+
+
+def draw_lines(lines: Sequence[Line], *, from_zero: bool = False) -> Figure:
+    """Lines over the steps of training; long ones are averaged over stretches. With several, each bears its name."""
+    figure = Figure(figsize=SIZE, layout="constrained")
+    panel = figure.subplots()
+    for colour, line in zip(COLOURS, lines, strict=False):
+        steps, values = _thinned(line)
+        mark = "o" if len(steps) < 30 else ""
+        panel.plot(steps, values, color=colour, linewidth=1.6, marker=mark, markersize=3.2)
+        if len(lines) > 1 and len(steps):
+            panel.annotate(
+                line.name,
+                (steps[-1], values[-1]),
+                xytext=(6, 0),
+                textcoords="offset points",
+                va="center",
+                color=colour,
+                weight="bold",
+                annotation_clip=False,
+            )
+    if from_zero:
+        panel.set_ylim(bottom=0)
+    panel.set_xlabel("step", color=INK)
+    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(5))
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    panel.tick_params(color=RULE, labelcolor=INK, labelsize=9)
+    panel.grid(color=RULE, linewidth=0.8)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.spines[["bottom", "left"]].set_color(RULE)
+    return figure
+
+
+def as_svg(figure: Figure, name: str) -> str:
+    """A figure to stand inside a page, as wide as its place; `name` keeps its parts apart from other figures'."""
+    written = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    svg = written.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{name}" \1>', svg)
+    svg = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
+    svg = svg.replace("xlink:href", "href")
+    for colour, variable in STYLED.items():
+        svg = svg.replace(colour, variable)
+    return re.sub(r"\n\s*", "\n", svg)
+
+
+def _thinned(line: Line) -> tuple[list[float], list[float]]:
+    parts = min(len(line.steps), MOST_POINTS)
+    if not parts:
+        return [], []
+    steps = [float(part.mean()) for part in np.array_split(np.asarray(line.steps, float), parts)]
+    values = [float(part.mean()) for part in np.array_split(np.asarray(line.values, float), parts)]
+    return steps, values

@@ -1,0 +1,107 @@
+"""A page that stands alone: its style, figures and pictures are in it, and it asks the network for nothing.
+
+The words come from the templates beside this file; whatever users named (classes, files, recipes) is escaped there.
+"""
+
+import base64
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from caaseg.data.sample import IGNORE, Colour
+from caaseg.files import written_whole
+from caaseg.reports.sheet import overlay
+
+WIDEST = 480  # pixels of a picture on a page, on its longer side
+PALEST = 96  # what a pixel's darkness keeps where a picture is the ground for marks, of 255
+
+
+class Picture(NamedTuple):
+    """An image for a page."""
+
+    caption: str
+    address: str  # its whole content, as data
+    width: int
+    height: int
+
+
+def write_page(path: Path, template: str, **content: Any) -> None:
+    """Fill in a template and write the page, whole or not at all."""
+    environment = Environment(
+        loader=PackageLoader("caaseg", "reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "duration": duration, "whole": lambda number: f"{number:,}"}
+    text = environment.get_template(template).render(**content)
+    with written_whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def percent(score: float | None, digits: int = 1) -> str:
+    """A score in %; a dash where there is none."""
+    return "–" if score is None or math.isnan(score) else f"{100 * score:.{digits}f}"  # noqa: RUF001
+
+
+def duration(seconds: float) -> str:
+    """Seconds as one says them."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{seconds / 60:.1f} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def picture(pixels: NDArray[np.uint8], caption: str) -> Picture:
+    """Pixels (H, W, 3) as PNG or JPEG, whichever is smaller; large ones are scaled down."""
+    image = Image.fromarray(pixels)
+    image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
+    encoded = {"png": _bytes(image, "PNG", optimize=True), "jpeg": _bytes(image, "JPEG", quality=80)}
+    kind = min(encoded, key=lambda name: len(encoded[name]))
+    return Picture(caption, data_address(encoded[kind], f"image/{kind}"), *image.size)
+
+
+def data_address(content: bytes, kind: str) -> str:
+    """Content as an address that holds it."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def picture_of_image(image: Tensor, caption: str = "image") -> Picture:
+    """An image (3, H, W) as it is."""
+    return picture(_last(image), caption)
+
+
+def picture_of_labels(image: Tensor, labels: Tensor, palette: Sequence[Colour], caption: str) -> Picture:
+    """An image (3, H, W) under the colours of labels or predictions (H, W); ignored ones are black."""
+    return picture(overlay(_last(image), labels.numpy(), palette), caption)
+
+
+def picture_of_marks(image: Tensor, marks: Sequence[tuple[Tensor, Colour]], label: Tensor, caption: str) -> Picture:
+    """An image (3, H, W), pale and grey, with the pixels (H, W) of each mark in its colour; ignored ones are black."""
+    grey = _last(image).mean(-1, keepdims=True)
+    drawn = np.broadcast_to(255 - (255 - grey) * PALEST / 255, _last(image).shape).astype(np.uint8)
+    for pixels, colour in marks:
+        drawn[pixels.numpy()] = colour
+    drawn[label.numpy() == IGNORE] = 0
+    return picture(drawn, caption)
+
+
+def _last(image: Tensor) -> NDArray[np.uint8]:
+    """(3, H, W) -> (H, W, 3)."""
+    pixels: NDArray[np.uint8] = image.permute(1, 2, 0).numpy()
+    return pixels
+
+
+def _bytes(image: Image.Image, kind: str, **options: Any) -> bytes:
+    written = io.BytesIO()
+    image.save(written, kind, **options)
+    return written.getvalue()
