@@ -49,7 +49,8 @@ def test_a_small_run_learns_and_its_folder_holds_what_it_should(tmp_path: Path) 
     assert [line["step"] for line in lines if "loss" in line] == [10, 20, 30, 40, 50, 60]
     assert losses[-1] < 0.85 * losses[0]
     assert len(scores) == 3
-    assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), 20 * (1 + int(np.argmax(scores))))
+    best = 20 * (1 + int(np.argmax(scores)))
+    assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), best, None)
     assert [progress.step for progress in told] == [10, 20, 30, 40, 50, 60]
 
     names = {path.name for path in (tmp_path / "run").iterdir()}

@@ -8,6 +8,7 @@ Images stay uint8 until they are on the device, a quarter of the bytes of floats
 """
 
 import logging
+import signal
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import count
@@ -200,6 +201,7 @@ class TrainingLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
+            worker_init_fn=_leave_interrupts,
         )
         self._length = len(dataset)
         self._bad_files = bad_files
@@ -290,6 +292,7 @@ class EvaluationLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_leave_interrupts,
         )
 
     def __len__(self) -> int:
@@ -317,6 +320,11 @@ def collate(samples: Sequence[Sample]) -> Batch:
 def _collated(samples: Sequence[Sample | str]) -> Batch | str:
     fault = next((sample for sample in samples if isinstance(sample, str)), None)
     return collate([sample for sample in samples if not isinstance(sample, str)]) if fault is None else fault
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C reaches workers too: the process they read for decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _as_it_is(filled: Any) -> Any:  # torch takes it for a list of samples

@@ -87,6 +87,8 @@ class TrainingModule(L.LightningModule):
         """Set from outside to stop after a step."""
         self.stopping = False
         """Whether all ranks stop after this step, because one was asked to."""
+        self.ready = False
+        """Whether the steps can begin: all is on the device, and a step was found to fit there."""
         self.average: MovingAverage | None = None
         self._votes: Tensor | None = None  # ranks asked to stop, one step ago
         self._class_weights: Tensor | None = None
@@ -110,6 +112,9 @@ class TrainingModule(L.LightningModule):
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
             self.model.compile(dynamic=False)
+        if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
+            self.rehearse()
+        self.ready = True
 
     def train_dataloader(self) -> TrainingLoader:
         recipe, data = self.recipe, self.recipe.data
@@ -162,6 +167,31 @@ class TrainingModule(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if self.recipe.optimiser.clip is not None:  # here gradients of 16-bit precision have their true size again
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimiser.clip)
+
+    def rehearse(self) -> None:
+        """Compute a step of the real size, so that too little memory shows before the first: nothing is changed by it.
+
+        Gradients are computed but belong to no weight, running statistics are put back, random numbers are drawn aside,
+        and room is taken for what the optimiser will keep. All ranks do it together: statistics may be synchronised.
+        """
+        recipe, (height, width) = self.recipe, self.recipe.data.crop
+        crops = recipe.batch_size // self.ranks // recipe.accumulate
+        weights = list(self.model.parameters())
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        kept = 2 if recipe.optimiser.name == "adamw" else int(recipe.optimiser.momentum > 0)
+        room = [torch.empty_like(weight) for _ in range(kept) for weight in weights]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), self.trainer.precision_plugin.forward_context():
+            images = torch.zeros(crops, 3, height, width, dtype=torch.uint8, device=self.device)
+            labels = torch.zeros(crops, height, width, dtype=torch.uint8, device=self.device)
+            pixels = learned_pixels(labels, recipe.loss.ohem).sum()
+            prediction = self.model(self._prepared(images))
+            loss = part_of_loss(prediction, labels, pixels, recipe.loss, self._class_weights)
+            torch.autograd.grad(loss, weights, allow_unused=True)
+        del room
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
 
     # What a run asks for.
 

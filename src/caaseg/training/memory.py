@@ -1,0 +1,52 @@
+"""Whether a step can fit in memory at all, told before anything is read or made."""
+
+import os
+
+import torch
+
+from caaseg.config import Recipe
+
+FLOAT_BYTES = 4
+
+
+def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
+    """Bytes that a step needs whatever the network: a lower bound, far below what it takes.
+
+    They are the crops and their labels, the logits at the size of the crops, and the feature of the head, each once.
+    Gradients, the backbone and the weights come on top.
+    """
+    height, width = recipe.data.crop
+    stride = recipe.model.output_stride
+    a_pixel = (3 + num_classes) * (FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2) + 1
+    features = -(-height // stride) * -(-width // stride) * recipe.model.channels * FLOAT_BYTES // 2
+    return crops * (height * width * a_pixel + features)
+
+
+def memory_bytes(on_gpu: bool) -> int | None:
+    """The memory of the device, all of it; None where the system does not tell."""
+    if on_gpu:
+        total: int = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return total
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def check_fits(recipe: Recipe, crops: int, num_classes: int, on_gpu: bool) -> None:
+    """Refuse crops whose lower bound is more than all the memory there is."""
+    needed, there = least_bytes(recipe, crops, num_classes), memory_bytes(on_gpu)
+    if there is not None and needed > there:
+        raise ValueError(
+            f"{too_large('before the first step', recipe, crops)} "
+            f"(they take {needed / 1e9:,.1f} GB at the very least, and there are {there / 1e9:,.1f} GB)"
+        )
+
+
+def too_large(when: str, recipe: Recipe, crops: int) -> str:
+    """What is said of a step that does not fit, with what to do."""
+    height, width = recipe.data.crop
+    return (
+        f"{when}: {crops} crops of {height} x {width} do not fit in the memory of the device; set a smaller data.crop "
+        "or batch_size, a larger accumulate, or precision bf16"
+    )
