@@ -2,6 +2,8 @@
 
 import logging
 import multiprocessing
+import os
+import signal
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -256,3 +258,15 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 def test_bad_options_of_evaluation_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationLoader(Scenes(), **options)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_leaves_the_workers_at_work() -> None:
+    """A terminal sends it to every process of a group; the one that trains ends its step and stops the others."""
+    loader = EvaluationLoader(Scenes("val", length=30), workers=1)
+    number = 0
+    for number, _ in enumerate(loader, start=1):
+        if number == 1:
+            (worker,) = multiprocessing.active_children()
+            assert worker.pid is not None
+            os.kill(worker.pid, signal.SIGINT)
+    assert number == 30

@@ -1,8 +1,10 @@
-"""Whether a step can fit in memory at all, told before anything is read or made."""
+"""Whether a step can fit in memory at all, told before anything is read or made.
+
+A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not: the
+system ends a process that asks for too much, so what can be told beforehand is.
+"""
 
 import os
-
-import torch
 
 from caaseg.config import Recipe
 
@@ -22,20 +24,17 @@ def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
     return crops * (height * width * a_pixel + features)
 
 
-def memory_bytes(on_gpu: bool) -> int | None:
-    """The memory of the device, all of it; None where the system does not tell."""
-    if on_gpu:
-        total: int = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        return total
+def memory_bytes() -> int | None:
+    """The memory of this machine, all of it; None where the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
 
 
-def check_fits(recipe: Recipe, crops: int, num_classes: int, on_gpu: bool) -> None:
-    """Refuse crops whose lower bound is more than all the memory there is."""
-    needed, there = least_bytes(recipe, crops, num_classes), memory_bytes(on_gpu)
+def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
+    """Refuse crops that need more than all the memory there is."""
+    needed, there = least_bytes(recipe, crops, num_classes), memory_bytes()
     if there is not None and needed > there:
         raise ValueError(
             f"{too_large('before the first step', recipe, crops)} "

@@ -28,8 +28,7 @@ from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.recipe_files import differences, load_recipe, save_recipe
 from caaseg.training import checkpoints
 from caaseg.training.journal import Journal
-from caaseg.training.memory import check_fits as check_step_fits
-from caaseg.training.memory import too_large
+from caaseg.training.memory import check_step_fits, too_large
 from caaseg.training.module import Outcome, TrainingModule, with_synchronised_statistics
 from caaseg.training.schedule import learning_rate
 
@@ -117,7 +116,8 @@ def train(
 
     state = _state_to_resume(recipe, folder, resume)
     train_data, val_data = open_data(recipe)
-    check_step_fits(recipe, crops, len(train_data.classes), on_gpu)
+    if not on_gpu:
+        check_step_fits(recipe, crops, len(train_data.classes))
     model = build_model(recipe, train_data, init_from if state is None else None)
     if synchronised:
         model = with_synchronised_statistics(model)
