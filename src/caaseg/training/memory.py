@@ -1,7 +1,7 @@
 """Whether a step can fit in memory at all, told before anything is read or made.
 
-A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not: the
-system ends a process that asks for too much, so what can be told beforehand is.
+A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not:
+the system ends a process that asks for too much, so what can be told beforehand is.
 """
 
 import os
