@@ -25,7 +25,7 @@ COMMANDS = [command for command in commands(README) if command not in FOLDER_COM
 
 def test_the_readme_has_its_examples() -> None:
     assert len(SNIPPETS) == 5
-    assert {shlex.split(command)[0] for command in COMMANDS} == {"flops", "demo", "data", "reproduce"}
+    assert {shlex.split(command)[0] for command in COMMANDS} == {"flops", "demo", "data"}
     assert [shlex.split(command)[0] for command in FOLDER_COMMANDS] == ["data", "train", "evaluate"]
 
 

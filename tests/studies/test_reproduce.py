@@ -138,11 +138,14 @@ def test_finished_cells_are_not_run_again_even_without_their_runs(
     shutil.rmtree(copied / "runs")
     before = times(copied)
     (copied / "table2.md").unlink()
-    assert main([*TABLE2, "--out", str(copied), "--data.workers", "1"]) == 0  # which changes nothing that is learned
+    words = [*TABLE2, "--out", str(copied), "--data.workers", "1"]  # which changes nothing that is learned
+    assert main([*words, "--json", "-"]) == 0
     assert times(copied) == before
     assert not (copied / "runs").exists()
     assert (copied / "table2.md").is_file()
-    assert "cells are left" not in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads((copied / "table2.json").read_text())
+    assert "cells are left" not in err
 
 
 def test_cells_of_another_recipe_are_refused_before_anything_is_run(

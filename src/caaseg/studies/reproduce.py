@@ -7,6 +7,7 @@ on from. Whatever is killed goes on: a run from its newest checkpoint, the grid 
 
 import gc
 import json
+import math
 import os
 import shutil
 import signal
@@ -390,7 +391,7 @@ def _scored(model: torch.nn.Module, recipe: Recipe, manner: Manner) -> dict[str,
     scores = evaluate(predictor, data, workers=min(recipe.data.workers, len(data)))
     if not scores.confusion.any():
         raise ValueError(f"no pixel of split {manner.split} of {recipe.data.dataset} is labelled; give another --split")
-    iou = {name: None if value != value else value for name, value in zip(scores.classes, scores.iou, strict=True)}
+    iou = {name: None if math.isnan(value) else value for name, value in zip(scores.classes, scores.iou, strict=True)}
     return {
         "split": manner.split,
         "scales": list(manner.scales),
@@ -486,15 +487,19 @@ def _cost(records: Sequence[dict[str, Any] | None]) -> Cost | None:
 
 
 def _notes(grid: Grid, datasets: set[str], papers: set[str]) -> Iterator[str]:
-    first = grid.cells[0].recipe
+    budgets = {
+        f": {recipe.steps} steps of {recipe.batch_size} images, "
+        f"{'pretrained' if recipe.model.pretrained else 'random'} weights at the start"
+        for recipe in (cell.recipe for cell in grid.cells)
+    }
+    learned = sorted({cell.recipe.data.train_split for cell in grid.cells})
     splits = sorted({manner.split for cell in grid.cells for manner in cell.manners})
     on = ", ".join(f"{find(name).title} ({name})" for name in sorted(datasets))
     by = f"recipe {grid.recipe}" if grid.recipe else "the recipe of each row"
     changed = f", with {' '.join(grid.words)}" if grid.words else ""
     yield (
         f"Ours are of {on}, split {' and '.join(splits)}, scored after the last step; trained on "
-        f"{first.data.train_split} by {by}{changed}: {first.steps} steps of {first.batch_size} images, "
-        f"{'pretrained' if first.model.pretrained else 'random'} weights at the start."
+        f"{' and '.join(learned)} by {by}{changed}{budgets.pop() if len(budgets) == 1 else ''}."
     )
     if grid.recipe is not None and papers and datasets != papers:
         yield (
