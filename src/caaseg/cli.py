@@ -13,6 +13,7 @@ from caaseg.commands.benchmark import benchmark_attention, benchmark_loader, ben
 from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
+from caaseg.commands.reproduce import reproduce
 from caaseg.commands.terminal import COMMAND_LINE
 from caaseg.commands.train import recipes, train_by_recipe
 from caaseg.recipe_files import add_recipe_arguments, split_overrides
@@ -24,6 +25,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "evaluate": evaluate_model,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
+    "reproduce": reproduce,
     "flops": flops,
     "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
     "benchmark": {"attention": benchmark_attention, "model": benchmark_model, "loader": benchmark_loader},
@@ -40,11 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         overrides: list[str] = []
         explained = bool({"-h", "--help"} & set(words))
-        if words[:1] == ["train"] and not explained:
-            words, overrides = split_overrides(words, own=signature(train_by_recipe).parameters)
+        command = COMMANDS.get(words[0]) if words else None
+        if callable(command) and _takes_overrides(command) and not explained:
+            words, overrides = split_overrides(words, own=signature(command).parameters)
         parsed = _parser(explained).parse_args(words)
         if overrides:
-            parsed["train"]["overrides"] = overrides
+            parsed[parsed["command"]]["overrides"] = overrides
         return _call(COMMANDS, parsed)
     except (ValueError, OSError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
@@ -80,9 +83,14 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
         else:
             # Keyword-only parameters are options.
             child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides"})
-            if command is train_by_recipe and explained:
+            if explained and _takes_overrides(command):
                 add_recipe_arguments(child)
             _make_customary(child)
+
+
+def _takes_overrides(command: Command) -> bool:
+    """Whether every value of a recipe is an option of the command too."""
+    return "overrides" in signature(command).parameters
 
 
 def _make_customary(parser: ArgumentParser) -> None:

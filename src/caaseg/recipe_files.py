@@ -7,7 +7,7 @@ here imports torch, so that `caaseg train --help` is instant.
 import difflib
 import re
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -42,14 +42,8 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
         overrides: words as on the command line, such as `--model.output_stride 8 --steps=100`.
     """
     path = find_recipe(name_or_path)
-    content = _read(path)
-    _check_keys(content, path)
     parser = _parser()
-    try:
-        written = parser.parse_object(content, defaults=True)
-    except ArgumentError as error:
-        raise ValueError(f"{path}: {_explained(error)}") from error
-    recipe = _built(written.as_dict(), str(path))
+    recipe = read_recipe(_read(path), path, parser)
     if not overrides:
         return recipe
     _check_options(overrides)
@@ -61,6 +55,28 @@ def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Reci
     return _built(values.as_dict(), "command line")
 
 
+def read_recipe(content: dict[str, Any], path: Path, parser: ArgumentParser | None = None) -> Recipe:
+    """The recipe that a file's keys and values say, checked.
+
+    Args:
+        content: keys and values.
+        path: where they were found, for messages.
+        parser: of recipes, where the caller has one.
+    """
+    _check_keys(content, path)
+    try:
+        written = (parser or _parser()).parse_object(content, defaults=True)
+    except ArgumentError as error:
+        raise ValueError(f"{path}: {_explained(error)}") from error
+    return _built(written.as_dict(), str(path))
+
+
+def plain_recipe(recipe: Recipe) -> dict[str, Any]:
+    """A recipe with every value in it as keys and plain values, as read_recipe takes it."""
+    content: dict[str, Any] = _plain(asdict(recipe))
+    return content
+
+
 def save_recipe(recipe: Recipe, path: Path) -> None:
     """Write a recipe with every value in it, as load_recipe reads it."""
     path.write_text(recipe_text(recipe))
@@ -68,7 +84,7 @@ def save_recipe(recipe: Recipe, path: Path) -> None:
 
 def recipe_text(recipe: Recipe) -> str:
     """A recipe as YAML, with every value in it."""
-    return yaml.safe_dump(_plain(asdict(recipe)), sort_keys=False)
+    return yaml.safe_dump(plain_recipe(recipe), sort_keys=False)
 
 
 def default_folder(recipe: Recipe | str | Path) -> Path:
@@ -108,7 +124,7 @@ def add_recipe_arguments(parser: ArgumentParser) -> None:
             action.help = SUPPRESS  # a file for a section: a recipe is one file
 
 
-def split_overrides(words: Sequence[str], own: Container[str]) -> tuple[list[str], list[str]]:
+def split_overrides(words: Sequence[str], own: Collection[str]) -> tuple[list[str], list[str]]:
     """Words of a command line without those that override a value of a recipe, and those.
 
     Args:
@@ -123,7 +139,7 @@ def split_overrides(words: Sequence[str], own: Container[str]) -> tuple[list[str
             if "=" not in word:
                 overrides.extend(value for value in [next(rest, None)] if value is not None)
         elif word.startswith("--") and _key(word) not in own:
-            raise ValueError(_unknown(f"option {word.partition('=')[0]}", _key(word), prefix="--"))
+            raise ValueError(_unknown(f"option {word.partition('=')[0]}", _key(word), prefix="--", own=own))
         else:
             others.append(word)
     return others, overrides
@@ -169,12 +185,13 @@ def _check_options(words: Sequence[str]) -> None:
             raise ValueError(_unknown(f"option {word.partition('=')[0]}", _key(word), prefix="--"))
 
 
-def _unknown(what: str, key: str, prefix: str = "") -> str:
-    known = list(_hints())
+def _unknown(what: str, key: str, prefix: str = "", own: Collection[str] = ()) -> str:
+    known = [*_hints(), *own]
     # The right name in the wrong section is nearer than any other spelling.
     same_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = same_name or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {prefix}{close[0]}?" if close else "caaseg train --help lists all"
+    near = close[0].replace("_", "-") if close and close[0] in own else close[0] if close else None
+    hint = f"did you mean {prefix}{near}?" if near else "caaseg train --help lists all"
     return f"unknown {what}; {hint}"
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import os
 from collections import Counter
 from itertools import islice
 from typing import Any
@@ -256,3 +257,11 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
 def test_bad_options_of_evaluation_are_refused(options: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationLoader(Scenes(), **options)  # type: ignore[arg-type]
+
+
+def test_workers_are_not_reached_by_what_a_terminal_sends() -> None:
+    """Ctrl-C goes to a process group; the process that trains ends its step, then stops its workers itself."""
+    loader = EvaluationLoader(Scenes("val", length=3), workers=1)
+    groups = {os.getpgid(worker.pid) for _ in loader for worker in multiprocessing.active_children() if worker.pid}
+    assert len(groups) == 1
+    assert os.getpgrp() not in groups

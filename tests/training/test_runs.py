@@ -20,10 +20,12 @@ from torch import nn
 import caaseg
 from caaseg.cli import main
 from caaseg.data.sample import Batch
+from caaseg.evaluation.measure import LiveTensors
 from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
-from caaseg.training import runs
+from caaseg.training import checkpoints, runs
 from caaseg.training.journal import read_lines
+from caaseg.training.memory import least_bytes
 from caaseg.training.module import NonFiniteLossError, TrainingModule
 from caaseg.training.runs import Progress, train
 from tests.training.small import WORDS, small_recipe
@@ -51,7 +53,8 @@ def test_a_small_run_learns_and_its_folder_holds_what_it_should(tmp_path: Path) 
     assert [line["step"] for line in lines if "loss" in line] == [10, 20, 30, 40, 50, 60]
     assert losses[-1] < 0.85 * losses[0]
     assert len(scores) == 3
-    assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), 20 * (1 + int(np.argmax(scores))))
+    best = 20 * (1 + int(np.argmax(scores)))
+    assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), best, None)
     assert [progress.step for progress in told] == [10, 20, 30, 40, 50, 60]
 
     names = {path.name for path in (tmp_path / "run").iterdir()}
@@ -246,3 +249,91 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
 def test_splits_can_be_joined(tmp_path: Path) -> None:
     train(small_recipe("--data.train_split", "train+val", "--steps", "1"), tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "model").is_dir()
+
+
+def test_ctrl_c_stops_a_run_as_sigterm_does(tmp_path: Path) -> None:
+    def interrupt(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    words = ["--steps", "24", "--checkpoint_every", "100", "--validate_every", "24"]
+    stopped = train(small_recipe(*words), tmp_path / "run", device="cpu", progress=interrupt)
+    assert (stopped.finished, stopped.stopped_by) == (False, signal.SIGINT)
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{stopped.step:08d}.pt"]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_the_speed_after_a_checkpoint_is_that_of_the_steps_since(tmp_path: Path) -> None:
+    """Counted from the start of the run it would be ten times too high at the end of this one."""
+    words = ["--steps", "100", "--checkpoint_every", "45", "--validate_every", "90", "--model.head", "fcn"]
+    train(small_recipe(*words), tmp_path / "run", device="cpu")
+    lines = [line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    speeds = {line["step"]: line["images_per_second"] for line in lines}
+    others = [speed for step, speed in speeds.items() if step not in (50, 100)]
+    assert speeds[100] < 4 * max(others)
+
+
+def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    assert main([*words, "--data.crop", "[1000000, 1000000]"]) == 2
+    said = capsys.readouterr().err
+    assert "before the first step: 2 crops of 1000000 x 1000000 do not fit in the memory of the device; set a" in said
+    assert "a larger accumulate, or precision bf16 (they take 90,250.0 GB at the very least, and" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_least_that_a_step_takes_is_less_than_it_takes() -> None:
+    """A bound above the truth would refuse what can be trained."""
+    recipe = small_recipe("--model.head", "fcn")
+    model = runs.build_model(recipe, runs.open_split(recipe, "train"))
+    images = torch.zeros(2, 3, *recipe.data.crop)
+    live = LiveTensors([images])
+    with live:
+        model(images).logits.sum().backward()
+    assert 0.05 * live.peak_bytes < least_bytes(recipe, 2, 8) < live.peak_bytes
+
+
+def test_a_step_that_does_not_fit_is_found_out_before_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    rehearsed_here(monkeypatch)
+    monkeypatch.setattr(torch.autograd, "grad", full)
+    with pytest.raises(ValueError, match="before the first step: 2 crops of 64 x 64 do not fit in the memory of the"):
+        train(small_recipe(), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("head", ["caa", "danet"])
+def test_trying_a_step_for_its_memory_changes_nothing(
+    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["--model.head", head, "--model.aux", "true", "--optimiser.ema", "0.9", "--steps", "3"]
+    train(small_recipe(*words), tmp_path / "plain", device="cpu")
+    tried = rehearsed_here(monkeypatch)
+    train(small_recipe(*words), tmp_path / "tried", device="cpu")
+    assert tried == [0]
+    assert_identical(weights(tmp_path / "tried"), weights(tmp_path / "plain"))
+    state = checkpoints.read_checkpoint(tmp_path / "tried" / "checkpoints" / "step-00000003.pt")
+    plain = checkpoints.read_checkpoint(tmp_path / "plain" / "checkpoints" / "step-00000003.pt")
+    assert_identical(state["model"], plain["model"])  # running statistics are in it
+
+
+def rehearsed_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have a step tried as it is on a GPU; the steps at which it was."""
+    tried: list[int] = []
+    on_fit_start = TrainingModule.on_fit_start
+
+    def with_rehearsal(module: TrainingModule) -> None:
+        on_fit_start(module)
+        module.ready = False
+        module.rehearse()
+        module.ready = True
+        tried.append(module.step)
+
+    monkeypatch.setattr(TrainingModule, "on_fit_start", with_rehearsal)
+    return tried

@@ -1,5 +1,6 @@
 """`caaseg train` and `caaseg recipes`."""
 
+import signal
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -63,7 +64,7 @@ def train_by_recipe(
         console.quiet = True  # of several processes one speaks
     if not result.finished:
         console.print(f"stopped after step {result.step}; go on with --resume auto --out {folder}", highlight=False)
-        return 143  # as a shell says it of a command that SIGTERM ended
+        return 128 + (result.stopped_by or signal.SIGTERM)  # as a shell says it of a command that a signal ended
     if result.best_mean_iou is not None:
         best = (
             f"best mean IoU on {loaded.data.val_split}: {100 * result.best_mean_iou:.2f}, after step {result.best_step}"

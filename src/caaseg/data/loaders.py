@@ -8,6 +8,7 @@ Images stay uint8 until they are on the device, a quarter of the bytes of floats
 """
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import count
@@ -200,6 +201,7 @@ class TrainingLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
+            worker_init_fn=_stand_apart,
         )
         self._length = len(dataset)
         self._bad_files = bad_files
@@ -290,6 +292,7 @@ class EvaluationLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_stand_apart,
         )
 
     def __len__(self) -> int:
@@ -317,6 +320,15 @@ def collate(samples: Sequence[Sample]) -> Batch:
 def _collated(samples: Sequence[Sample | str]) -> Batch | str:
     fault = next((sample for sample in samples if isinstance(sample, str)), None)
     return collate([sample for sample in samples if not isinstance(sample, str)]) if fault is None else fault
+
+
+def _stand_apart(worker: int) -> None:
+    """Leave the process group: a terminal's Ctrl-C, or a SIGTERM to the group, is for the process that is read for.
+
+    It may finish a step, and need a batch for it, before it stops its workers itself; they end too when it is gone.
+    """
+    if hasattr(os, "setpgrp"):  # not on Windows
+        os.setpgrp()
 
 
 def _as_it_is(filled: Any) -> Any:  # torch takes it for a list of samples

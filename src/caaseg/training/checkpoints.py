@@ -60,6 +60,11 @@ def newest_good_checkpoint(run: Path) -> dict[str, Any] | None:
     return None
 
 
+def newest_step(run: Path) -> int:
+    """The step of the newest checkpoint, read or not; 0 where there is none."""
+    return max((int(path.stem.removeprefix("step-")) for path in _newest_first(run)), default=0)
+
+
 def _newest_first(run: Path) -> list[Path]:
     found = [path for path in (run / FOLDER).glob("step-*.pt") if re.fullmatch(r"step-\d+\.pt", path.name)]
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)

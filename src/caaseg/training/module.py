@@ -87,6 +87,8 @@ class TrainingModule(L.LightningModule):
         """Set from outside to stop after a step."""
         self.stopping = False
         """Whether all ranks stop after this step, because one was asked to."""
+        self.ready = False
+        """Whether the steps can begin: all is on the device, and a step was found to fit there."""
         self.average: MovingAverage | None = None
         self._votes: Tensor | None = None  # ranks asked to stop, one step ago
         self._class_weights: Tensor | None = None
@@ -96,7 +98,9 @@ class TrainingModule(L.LightningModule):
     # What lightning asks for, in its order.
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimiser(self.model, self.recipe.optimiser)
+        # One launch for all weights. Not in 16 bits, whose scaled gradients it would keep from being clipped in time.
+        fused = self.device.type == "cuda" and self.recipe.precision != "16"
+        return make_optimiser(self.model, self.recipe.optimiser, fused=fused)
 
     def on_fit_start(self) -> None:
         recipe = self.recipe
@@ -111,6 +115,9 @@ class TrainingModule(L.LightningModule):
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
             self._coarse = torch.compile(self.model.coarse, dynamic=False)
+        if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
+            self.rehearse()
+        self.ready = True
 
     def train_dataloader(self) -> TrainingLoader:
         recipe, data = self.recipe, self.recipe.data
@@ -163,6 +170,31 @@ class TrainingModule(L.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if self.recipe.optimiser.clip is not None:  # here gradients of 16-bit precision have their true size again
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimiser.clip)
+
+    def rehearse(self) -> None:
+        """Compute a step of the real size, so that too little memory shows before the first: nothing is changed by it.
+
+        Gradients are computed but belong to no weight, running statistics are put back, random numbers are drawn aside,
+        and room is taken for what the optimiser will keep. All ranks do it together: statistics may be synchronised.
+        """
+        recipe, (height, width) = self.recipe, self.recipe.data.crop
+        crops = recipe.batch_size // self.ranks // recipe.accumulate
+        weights = list(self.model.parameters())
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
+        kept = 2 if recipe.optimiser.name == "adamw" else int(recipe.optimiser.momentum > 0)
+        room = [torch.empty_like(weight) for _ in range(kept) for weight in weights]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), self.trainer.precision_plugin.forward_context():
+            images = torch.zeros(crops, 3, height, width, dtype=torch.uint8, device=self.device)
+            labels = torch.zeros(crops, height, width, dtype=torch.uint8, device=self.device)
+            pixels = learned_pixels(labels, recipe.loss.ohem).sum()
+            prediction = self._coarse(self._prepared(images))
+            loss = part_of_loss(prediction, labels, pixels, recipe.loss, self._class_weights)
+            torch.autograd.grad(loss, weights, allow_unused=True)
+        del room
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(before)
 
     # What a run asks for.
 
@@ -248,7 +280,7 @@ class TrainingModule(L.LightningModule):
         self._votes = self._over_ranks(torch.tensor(int(self.stop_asked), device=self.device))
 
 
-def make_optimiser(model: Segmenter, recipe: OptimiserRecipe) -> Optimizer:
+def make_optimiser(model: Segmenter, recipe: OptimiserRecipe, *, fused: bool = False) -> Optimizer:
     """SGD or AdamW; weight decay on kernels alone, and a factor of the learning rate for all behind the backbone."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -262,8 +294,8 @@ def make_optimiser(model: Segmenter, recipe: OptimiserRecipe) -> Optimizer:
         for (in_backbone, is_kernel), parameters in groups.items()
     ]
     if recipe.name == "adamw":
-        return AdamW(settings, lr=recipe.lr)
-    return SGD(settings, lr=recipe.lr, momentum=recipe.momentum)
+        return AdamW(settings, lr=recipe.lr, fused=fused)
+    return SGD(settings, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -28,6 +28,7 @@ from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.recipe_files import differences, load_recipe, save_recipe
 from caaseg.training import checkpoints
 from caaseg.training.journal import Journal
+from caaseg.training.memory import check_step_fits, too_large
 from caaseg.training.module import Outcome, TrainingModule, with_synchronised_statistics
 from caaseg.training.schedule import learning_rate
 
@@ -65,6 +66,7 @@ class Result(NamedTuple):
     mean_iou: float | None  # on the validation split, after the last step
     best_mean_iou: float | None
     best_step: int | None
+    stopped_by: int | None = None  # the signal that stopped it, where this process got one
 
 
 def train(
@@ -114,6 +116,8 @@ def train(
 
     state = _state_to_resume(recipe, folder, resume)
     train_data, val_data = open_data(recipe)
+    if not on_gpu:
+        check_step_fits(recipe, crops, len(train_data.classes))
     model = build_model(recipe, train_data, init_from if state is None else None)
     if synchronised:
         model = with_synchronised_statistics(model)
@@ -133,12 +137,8 @@ def train(
                 warnings.filterwarnings("ignore", ".*LeafSpec.* is deprecated", FutureWarning)
                 trainer.fit(module)
         except torch.OutOfMemoryError as error:
-            height, width = recipe.data.crop
-            raise ValueError(
-                f"step {module.step + 1}: {crops} crops of {height} x {width} "
-                "do not fit in the memory of the device; set a smaller data.crop or batch_size, a larger accumulate, "
-                "or precision bf16"
-            ) from error
+            when = f"step {module.step + 1}" if module.ready else "before the first step"
+            raise ValueError(too_large(when, recipe, crops)) from error
         finally:
             conduct.close()
     return conduct.result(module.step if start < recipe.steps else start)
@@ -162,6 +162,7 @@ class Conductor(L.Callback):
         self.best = best
         self.progress = progress
         self.mean_iou: float | None = None
+        self.stopped_by: int | None = None
         self.journal: Journal | None = None
         self._unread: Outcome | None = None
         self._clock_start = 0.0
@@ -175,11 +176,14 @@ class Conductor(L.Callback):
 
         def stop(number: int, frame: Any) -> None:
             module.stop_asked = True
+            self.stopped_by = number
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # a second Ctrl-C does not wait for the step
 
         if threading.current_thread() is threading.main_thread():  # others may not
             # Lightning has set its own by now, which takes no care of what ranks are at; it restores what was before.
             signal.signal(signal.SIGTERM, stop)
-        self._restart_clock(self.start)
+            signal.signal(signal.SIGINT, stop)
+        self._restart_clock(module.step)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
@@ -218,6 +222,7 @@ class Conductor(L.Callback):
             self.mean_iou,
             self.best.get("mean_iou"),
             self.best.get("step"),
+            None if step >= self.recipe.steps else self.stopped_by,
         )
 
     def _read(self) -> None:
@@ -269,23 +274,7 @@ def save_model(model: Segmenter, folder: Path, recipe: Recipe, step: int, mean_i
 def open_data(recipe: Recipe) -> tuple[SegmentationDataset, SegmentationDataset]:
     """The training and the validation split of a recipe, both with samples, and of as many classes as it says."""
     data = recipe.data
-    if data.root is None and find(data.dataset).has_files:
-        raise ValueError(f"data.root is missing: {data.dataset} needs the folder that its files are in; --data.root")
-    root = None if data.root is None else Path(data.root)
-    if root is not None and not root.is_dir():
-        raise ValueError(
-            f"data.root is {root}: no such folder; expected the one that holds {data.dataset}; --data.root"
-        )
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
-
-    def split(names: str) -> SegmentationDataset:
-        try:
-            parts = [open_dataset(data.dataset, root, name, **options) for name in names.split("+")]
-        except TypeError as error:  # an option that the dataset does not have
-            raise ValueError(f"data.options is {data.options}, which {data.dataset} does not take: {error}") from error
-        return parts[0] if len(parts) == 1 else JoinedDataset(parts)
-
-    train, val = split(data.train_split), split(data.val_split)
+    train, val = open_split(recipe, data.train_split), open_split(recipe, data.val_split)
     wanted = recipe.model.num_classes
     for name, dataset in ((data.train_split, train), (data.val_split, val)):
         found = len(dataset.classes)
@@ -300,6 +289,24 @@ def open_data(recipe: Recipe) -> tuple[SegmentationDataset, SegmentationDataset]
             f"loss.class_weights has {len(given)} numbers, but {data.dataset} has {len(train.classes)} classes"
         )
     return train, val
+
+
+def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
+    """A split of a recipe's dataset, or several joined with +, as the recipe's options say."""
+    data = recipe.data
+    if data.root is None and find(data.dataset).has_files:
+        raise ValueError(f"data.root is missing: {data.dataset} needs the folder that its files are in; --data.root")
+    root = None if data.root is None else Path(data.root)
+    if root is not None and not root.is_dir():
+        raise ValueError(
+            f"data.root is {root}: no such folder; expected the one that holds {data.dataset}; --data.root"
+        )
+    options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
+    try:
+        parts = [open_dataset(data.dataset, root, name, **options) for name in names.split("+")]
+    except TypeError as error:  # an option that the dataset does not have
+        raise ValueError(f"data.options is {data.options}, which {data.dataset} does not take: {error}") from error
+    return parts[0] if len(parts) == 1 else JoinedDataset(parts)
 
 
 def build_model(recipe: Recipe, data: SegmentationDataset, init_from: str | Path | None = None) -> Segmenter:

@@ -1,0 +1,51 @@
+"""Whether a step can fit in memory at all, told before anything is read or made.
+
+A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not:
+the system ends a process that asks for too much, so what can be told beforehand is.
+"""
+
+import os
+
+from caaseg.config import Recipe
+
+FLOAT_BYTES = 4
+
+
+def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
+    """Bytes that a step needs whatever the network: a lower bound, far below what it takes.
+
+    They are the crops and their labels, the logits at the size of the crops, and the feature of the head, each once.
+    Gradients, the backbone and the weights come on top.
+    """
+    height, width = recipe.data.crop
+    stride = recipe.model.output_stride
+    a_pixel = (3 + num_classes) * (FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2) + 1
+    features = -(-height // stride) * -(-width // stride) * recipe.model.channels * FLOAT_BYTES // 2
+    return crops * (height * width * a_pixel + features)
+
+
+def memory_bytes() -> int | None:
+    """The memory of this machine, all of it; None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
+def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
+    """Refuse crops that need more than all the memory there is."""
+    needed, there = least_bytes(recipe, crops, num_classes), memory_bytes()
+    if there is not None and needed > there:
+        raise ValueError(
+            f"{too_large('before the first step', recipe, crops)} "
+            f"(they take {needed / 1e9:,.1f} GB at the very least, and there are {there / 1e9:,.1f} GB)"
+        )
+
+
+def too_large(when: str, recipe: Recipe, crops: int) -> str:
+    """What is said of a step that does not fit, with what to do."""
+    height, width = recipe.data.crop
+    return (
+        f"{when}: {crops} crops of {height} x {width} do not fit in the memory of the device; set a smaller data.crop "
+        "or batch_size, a larger accumulate, or precision bf16"
+    )

@@ -1,0 +1,380 @@
+"""A grid of runs: end to end, stopped, killed and gone on with, kept, refused, and what it says."""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from caaseg.cli import main
+from caaseg.commands import reproduce as command
+from caaseg.evaluation.paired import paired_difference
+from caaseg.reports.grids import Cost, GridReport, Line, as_json, draw_grid, grid_table, markdown
+from caaseg.studies import groups
+from caaseg.studies import reproduce as study
+from caaseg.studies.reproduce import plan
+from caaseg.training.journal import read_lines
+from caaseg.training.runs import Progress
+from tests.training.small import WORDS
+
+SCENES = ("--dataset", "scenes", "--device", "cpu", *WORDS)
+TABLE2 = ("reproduce", "table2", "--seeds", "2", *SCENES, "--steps", "4", "--checkpoint_every", "2")
+
+
+def cell(folder: Path, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "cells" / f"{name}.json").read_text())
+    return content
+
+
+def scores(folder: Path) -> list[list[float | None]]:
+    return [line["scores"] for line in json.loads((folder / "table2.json").read_text())["lines"]]
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (folder / "cells").iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A finished grid, and what the command printed."""
+    folder = tmp_path_factory.mktemp("reproduce") / "whole"
+    with redirect_stdout(io.StringIO()) as said:
+        assert main([*TABLE2, "--out", str(folder)]) == 0
+    return folder, said.getvalue()
+
+
+@pytest.fixture
+def copied(whole: tuple[Path, str], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole[0], tmp_path / "grid"))
+
+
+def test_a_grid_from_the_command_line_to_the_table(whole: tuple[Path, str]) -> None:
+    folder, said = whole
+    names = [f"{row}-seed{seed}" for seed in (0, 1) for row in ("axial", "axial_se", "caa")]
+    assert [line.partition(":")[0] for line in said.splitlines()[:6]] == names  # seed by seed
+    for name in names:
+        record = cell(folder, name)
+        assert f"{record['row']}-seed{record['seed']}" == name
+        assert record["recipe"]["model"]["head"] == record["row"]
+        assert record["recipe"]["seed"] == record["seed"]
+        assert record["recipe"]["steps"] == 4
+        assert record["peak_gpu_bytes"] is None
+        assert record["training_seconds"] > 0
+        assert record["versions"]["torch"]
+        (score,) = record["scores"]
+        assert (score["split"], score["scales"], score["flip"], score["images"]) == ("val", [1.0], False, 6)
+        assert len(score["iou"]) == 8
+        # What training scored last is the final model, on the same images.
+        assert score["mean_iou"] == record["val_mean_iou"]
+    content = json.loads((folder / "table2.json").read_text())
+    for line in content["lines"]:
+        assert line["scores"] == [cell(folder, f"{line['row']}-seed{seed}")["scores"][0]["mean_iou"] for seed in (0, 1)]
+        assert "images_per_second" not in line["cost"]  # of a CPU that others use too
+    first, _, caa = content["lines"]
+    expected = stats.ttest_rel(caa["scores"], first["scores"]).confidence_interval()
+    found = caa["difference"]
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
+    assert (caa["paper"], caa["paper_deviation"]) == (51.06, 0.2)
+    page = (folder / "table2.md").read_text()
+    assert (
+        f"| channelized axial attention | {100 * caa['mean']:.2f} ± {100 * caa['deviation']:.2f} (n 2) | 51.06" in page
+    )
+    for text in (page, said):
+        assert "Ours and the paper's numbers are of different data" in text
+        assert "split val, scored after the last step; trained on train by recipe scenes/caa_resnet18" in text
+    assert (folder / "table2.png").read_bytes()[:4] == b"\x89PNG"
+    assert (folder / "runs" / "caa-seed1" / "model" / "model.safetensors").is_file()
+
+
+def test_a_killed_grid_goes_on_to_the_same_table(whole: tuple[Path, str], tmp_path: Path) -> None:
+    """SIGKILL comes in the second cell, while it writes its second checkpoint."""
+    folder = tmp_path / "killed"
+    words = [*TABLE2, "--rows", "axial,caa", "--out", str(folder)]
+    program = f"""
+import os, signal, torch
+from caaseg.cli import main
+torch.set_num_threads(1)
+save, saved = torch.save, []
+def save_and_die(state, path):
+    save(state, path)
+    saved.append(path)
+    if len(saved) == 4:
+        os.truncate(path, path.stat().st_size // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+torch.save = save_and_die
+main({words!r})
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert list(times(folder)) == ["axial-seed0.json"]
+    kept = [path.name for path in (folder / "runs" / "caa-seed0" / "checkpoints").glob("step-*")]
+    assert kept == ["step-00000002.pt"]
+    before = times(folder)
+
+    assert main(words) == 0
+    assert times(folder)["axial-seed0.json"] == before["axial-seed0.json"]
+    assert cell(folder, "caa-seed0")["training_seconds"] is None  # nobody timed the whole of it
+    assert cell(folder, "caa-seed1")["training_seconds"] > 0
+    assert scores(folder) == scores(whole[0])[::2]
+    assert len(times(folder)) == 4
+    for name in times(folder):
+        ours, theirs = (cell(place, Path(name).stem)["scores"][0] for place in (folder, whole[0]))
+        assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def test_finished_cells_are_not_run_again_even_without_their_runs(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copied / "runs")
+    before = times(copied)
+    (copied / "table2.md").unlink()
+    words = [*TABLE2, "--out", str(copied), "--data.workers", "1"]  # which changes nothing that is learned
+    assert main([*words, "--json", "-"]) == 0
+    assert times(copied) == before
+    assert not (copied / "runs").exists()
+    assert (copied / "table2.md").is_file()
+    out, err = capsys.readouterr()
+    assert json.loads(out) == json.loads((copied / "table2.json").read_text())
+    assert "cells are left" not in err
+
+
+def test_cells_of_another_recipe_are_refused_before_anything_is_run(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copied / "cells" / "axial-seed0.json").unlink()
+    assert main([*TABLE2, "--out", str(copied), "--optimiser.lr", "0.5"]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "axial_se-seed0.json: the cell was trained otherwise: optimiser.lr was 0.002 and is 0.5; give the same" in said
+    )
+    assert "another --out, or remove the file and its run to train it again" in said
+    assert not (copied / "cells" / "axial-seed0.json").exists()
+
+    (copied / "cells" / "caa-seed1.json").write_text('{"recipe": ')
+    assert main([*TABLE2, "--out", str(copied)]) == 2
+    assert "caa-seed1.json: not the file of a cell (" in capsys.readouterr().err
+
+
+def test_another_way_of_scoring_needs_no_training(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*TABLE2, "--out", str(copied), "--rows", "axial,caa", "--split", "test", "--multi-scale"]
+    words += ["--scales", "0.5,1", "--keep-runs", "false"]
+    trained = {path: path.stat().st_mtime_ns for path in (copied / "runs").glob("*/metrics.jsonl")}
+    assert main([*words, "--seeds", "1", "--keep-runs", "true"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in trained} == trained
+    record = cell(copied, "caa-seed0")
+    assert [(s["split"], s["scales"], s["flip"]) for s in record["scores"]] == [
+        ("val", [1.0], False),
+        ("test", [1.0], False),
+        ("test", [0.5, 1.0], True),
+    ]
+    page = (copied / "table2.md").read_text()
+    assert "| channelized axial attention, several scales, mirrored |" in page
+    assert "squeeze" not in page.partition("\n\n- ")[0].partition("\n\n")[2]  # a row that was not asked for
+
+    assert main(words) == 0
+    assert sorted(path.name for path in (copied / "runs").iterdir()) == ["axial_se-seed0", "axial_se-seed1"]
+    capsys.readouterr()
+    assert main([*words, "--scales", "0.5"]) == 2
+    said = capsys.readouterr().err
+    assert "but not on test at [0.5], and its model is gone from" in said
+    assert "ask for what it has, or remove the file to train it again" in said
+
+
+def test_no_cell_is_started_that_would_not_be_finished_in_time(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("caa-seed0", "caa-seed1"):
+        (copied / "cells" / f"{name}.json").unlink()
+        shutil.rmtree(copied / "runs" / name)
+    path = copied / "cells" / "axial-seed1.json"
+    path.write_text(json.dumps({**cell(copied, "axial-seed1"), "training_seconds": 1000.0}))
+    words = [*TABLE2, "--out", str(copied), "--limit-minutes"]
+    assert main([*words, "2"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"caa-seed0 takes about 1100 s, and 1[12]\d s are left", out)
+    assert "the time is up: 2 of 6 cells are left; the same command goes on" in out
+    assert "| channelized axial attention | not run yet |" in (copied / "table2.md").read_text()
+    assert main([*words, "30"]) == 0  # of its own row there is a shorter one, once it is finished
+    assert "takes about" not in capsys.readouterr().out
+    assert main([*words, "0"]) == 2
+    assert "--limit-minutes is 0; expected a number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_goes_on(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*given: Any, **options: Any) -> None:
+        os.kill(os.getpid(), number)
+
+    @contextmanager
+    def signalling(console: object) -> Iterator[Callable[[Progress], None]]:
+        yield stop
+
+    words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "14", "--checkpoint_every", "100"]
+    words += ["--out", str(tmp_path / "grid"), "--validate_every", "100"]
+    before = signal.getsignal(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "training_bar", signalling)
+        assert main(words) == 128 + number
+    assert signal.getsignal(number) == before
+    assert "stopped: 1 of 1 cells are left; the same command goes on" in capsys.readouterr().out
+    run = tmp_path / "grid" / "runs" / "fcn-seed0"
+    (kept,) = (run / "checkpoints").iterdir()
+    assert kept.name == "step-00000012.pt"
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "evaluate", stop)
+        assert main(words) == 128 + number
+    assert (run / "model").is_dir()
+    assert not (tmp_path / "grid" / "cells").exists()
+    assert main(words) == 0
+    assert [line["step"] for line in read_lines(run / "metrics.jsonl") if "loss" in line] == [10, 14]
+    assert "This is not a table of the paper" in (tmp_path / "grid" / "heads.md").read_text()
+
+
+def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
+    own = plan("table4", tmp_path, seeds=2)
+    assert [cell.name for cell in own.cells[6:9]] == ["caa_aux_s8-seed0", "danet_aux_s8-seed1", "axial_s16-seed1"]
+    assert own.by_row["caa_s8", 1].recipe.model.pretrained is True
+    assert len(own.by_row["caa_s8", 1].manners) == 2
+
+    other = plan("table4", tmp_path, dataset="camvid", overrides=["--model.backbone", "resnet34"], split="test")
+    recipe = other.by_row["caa_aux_s16", 0].recipe
+    assert (recipe.model.head, recipe.model.aux, recipe.model.output_stride) == ("caa", True, 16)
+    assert (recipe.model.backbone, recipe.model.pretrained, recipe.data.crop) == ("resnet34", False, (352, 480))
+    assert {manner.split for manner in other.cells[0].manners} == {"test"}
+
+    # Rows that the override makes the same network are trained once.
+    same = plan("table5", tmp_path, dataset="scenes", overrides=["--model.backbone", "resnet18"])
+    assert len(same.rows) == 7
+    assert [cell.row for cell in same.cells] == ["axial_resnet50_s16", "caa_resnet50_s16", "caa_efficientnet_b7_s8"]
+    filtered = plan("state_of_the_art", tmp_path, dataset="cityscapes")
+    assert [row.name for row in filtered.rows] == ["danet_aux_s8_cityscapes", "caa_aux_s8_cityscapes"]
+    assert filtered.recipe is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["heads"], "heads is no table of the paper and has no data of its own; give --dataset or --recipe"),
+        (["table2", "--dataset", "nowhere"], "no dataset is called 'nowhere'; expected any of"),
+        (
+            ["table2", "--dataset", "pascal_context_60"],
+            "no recipe is shipped for pascal_context_60; give one by --recipe",
+        ),
+        (["table2", "--dataset", "camvid", "--recipe", "scenes/caa_resnet18"], "but recipe scenes/caa_resnet18 is for"),
+        (["table2", "--rows", "ca"], "--rows has 'ca'; expected any of axial, axial_se, caa"),
+        (["table2", "--seeds", "0"], "--seeds is 0; expected 1 or more"),
+        (["table2", "--seed", "3"], "--seed is what the grid itself decides; expected --seeds N"),
+        (["table2", "--data.dataset=camvid"], "--data.dataset is what the grid itself decides; expected --dataset"),
+        (["table2", "--keep-run", "false"], "unknown option --keep-run; did you mean --keep-runs?"),
+        (["table2", "--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
+        (["groups", "--dataset", "scenes"], "--dataset is given, but groups trains nothing and reads no data"),
+        (["groups", "--steps", "3"], "--steps is given, but groups trains nothing by a recipe; leave it out"),
+        (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the folder that its files are in"),
+    ],
+)
+def test_what_cannot_be_run_is_one_message(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *words, "--out", str(tmp_path / "grid"), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("caaseg: ")
+    assert not (tmp_path / "grid").exists()
+
+
+def line(row: str, *scores: float | None, baseline: Line | None = None, **given: Any) -> Line:
+    pairs = [] if baseline is None else [(a, b) for a, b in zip(scores, baseline.scores, strict=True) if a and b]
+    return Line(
+        row=row,
+        label=f"the {row}",
+        manner="single scale",
+        scores=scores,
+        paper=50.0,
+        paper_deviation=None,
+        baseline=None if baseline is None else baseline.row,
+        difference=paired_difference([a for a, _ in pairs], [b for _, b in pairs]),
+        cost=Cost(images_per_second=123.4, peak_gpu_bytes=5_000_000_000, hardware=("a GPU",)),
+        relative_time=None,
+        parameters=None,
+        **given,
+    )
+
+
+def test_the_report_says_what_was_measured_and_no_more() -> None:
+    first = line("axial", 0.50, 0.60, 0.70)
+    lines = (
+        first,
+        line("better", 0.51, 0.61, 0.711, baseline=first),
+        line("worse", 0.49, 0.59, 0.689, baseline=first),
+        line("unclear", 0.55, 0.58, 0.75, baseline=first),
+        line("begun", 0.55, None, None, baseline=first),
+        line("none", None, None, None, baseline=first),
+    )
+    report = GridReport(
+        title="A table", notes=("A note.",), lines=lines, quoted=(("Other", 61.5),), same_data=True, missing=5
+    )
+    page = markdown(report)
+    rows = {
+        words[1].strip(): [word.strip() for word in words[2:-1]]
+        for words in (text.split("|") for text in page.splitlines())
+        if len(words) > 2
+    }
+    assert rows["the axial"] == ["60.00 ± 10.00 (n 3)", "50.00", "", "", "", "123", "5.00"]
+    assert rows["the better"][2:5] == ["to axial: +1.03", "[+0.89, +1.18]", "higher"]
+    assert rows["the worse"][2:5] == ["to axial: -1.03", "[-1.18, -0.89]", "lower"]
+    assert rows["the unclear"][4] == "no difference shown"
+    assert rows["the begun"][:5] == [
+        "55.00 (n 1 of 3)",
+        "50.00",
+        "to axial: +5.00",
+        "no interval",
+        "no difference shown",
+    ]
+    assert rows["the none"][:5] == ["not run yet", "50.00", "to axial:", "not run yet", ""]
+    assert rows["Other (quoted by the paper, not run here)"][:2] == ["", "61.50"]
+    assert "- 5 cells were not run yet; the same command goes on." in page
+    assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [
+        None,
+        "higher",
+        "lower",
+        "no difference shown",
+        "no difference shown",
+        None,
+    ]
+    assert as_json(report)["lines"][0]["cost"]["images_per_second"] == 123.4  # of a GPU
+    assert grid_table(report).row_count == 7
+    ours, paper = draw_grid(report).axes
+    assert len(ours.containers) == 5  # the row that was not run has no mark
+    assert len(paper.containers) == 6
+
+
+def test_groups_are_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(groups.SIZES, "cpu", ((1, 5, 7),))
+    measure = groups.measure_groups
+    monkeypatch.setattr(groups, "measure_groups", lambda *a, **k: measure(*a, **k, channels=8, seconds=0.001))
+    assert main(["reproduce", "groups", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    content = json.loads((tmp_path / "groups.json").read_text())
+    found = [(m["implementation"], m["groups"], m["agrees"]) for m in content["measurements"]]
+    assert found == [
+        ("axial", None, True),
+        ("factorised", None, True),
+        ("grouped", 1, True),
+        ("grouped", 2, True),
+        ("grouped", 4, True),
+        ("loop", None, True),
+    ]
+    page = (tmp_path / "groups.md").read_text()
+    assert "| 1 x 5 x 7 | factorised | 1.00 | 1.00 |" in page
+    assert (tmp_path / "groups.png").read_bytes()[:4] == b"\x89PNG"
