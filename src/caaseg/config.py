@@ -217,6 +217,8 @@ class Recipe:
     """Memory layout of the network."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    cuda_graph: bool = False
+    """Record the network's step once and replay it, on one GPU: launching its kernels then takes no time."""
     deterministic: bool = False
     """Use deterministic algorithms alone: two runs give identical weights."""
     seed: int = 0
@@ -229,6 +231,8 @@ class Recipe:
     def __post_init__(self) -> None:
         _at_least(self, 1, "steps", "batch_size", "accumulate", "validate_every", "checkpoint_every")
         _at_least(self, 0, "seed")
+        if self.cuda_graph and (self.compile or self.accumulate > 1):
+            raise ValueError("cuda_graph is true, which goes neither with compile nor with accumulate above 1")
         if self.batch_size % self.accumulate:
             raise ValueError(
                 f"batch_size is {self.batch_size}, which {self.accumulate} accumulation steps do not divide evenly"

@@ -88,7 +88,7 @@ class Blocks(NamedTuple):
     @classmethod
     def of(cls, lines: Lines, keys: Tensor, values: Tensor) -> "Blocks":
         wide = values.dtype == torch.float32
-        longest = 64 if wide else 128  # of which weights, and gradients of weights, still fit the registers
+        longest = 32 if wide else 128  # of which weights, and gradients of weights, still fit the registers
         whole = lines.length <= longest
         positions = max(_power(lines.length), 16) if whole else (32 if wide else 64)
         channels = min(max(_power(values.shape[1]), 16), 32 if wide else 64)
@@ -120,9 +120,9 @@ def _launch_gather(
     )  # fmt: skip
     pooled = values.new_empty(n, lines.length, c if pool else 0)
     if pool:
-        channels = min(_power(c), 128)
+        channels = min(_power(c), 512)
         kernels.pool_kernel[(n * lines.length, _blocks(c, channels))](
-            out, pooled, *lines, c, 1 / (lines.number * lines.length), block=32, block_c=channels
+            out, pooled, *lines, c, 1 / (lines.number * lines.length), block=8, block_c=channels
         )
     return out, pooled, sums
 
@@ -188,7 +188,7 @@ def _launch_scale_backward(features: Tensor, gate: Tensor, grad: Tensor) -> tupl
     n, c, height, width = features.shape
     grad_features, grad_gate, block = torch.empty_like(features), torch.empty_like(gate), 512
     kernels.scale_backward_kernel[(n, _blocks(width * c, block))](
-        features, gate, grad, grad_features, grad_gate, height, width * c, block_l=8, block=block
+        features, gate, grad, grad_features, grad_gate, height, width * c, block_l=4, block=block
     )
     return grad_features, grad_gate
 

@@ -78,7 +78,7 @@ def _product(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 def _wide_product(wide: tl.tensor, narrow: tl.tensor) -> tl.tensor:
     """The product of float32 numbers and others, which is not made of numbers as narrow as the others."""
     exact: tl.constexpr = narrow.dtype == tl.float32
-    return tl.dot(wide, narrow.to(tl.float32), input_precision="ieee" if exact else "tf32")
+    return tl.dot(wide, narrow.to(tl.float32), input_precision="ieee" if exact else "tf32x3")
 
 
 @jit
@@ -262,10 +262,7 @@ def delta_kernel(
     block: tl.constexpr,
     block_c: tl.constexpr,
 ) -> None:
-    """Gradient times result, summed over channels: what the softmax takes off every gradient of its weights.
-
-    The result is gathered again: as it was written it is rounded, and an error here is one of all weights at once.
-    """
+    """Weights times their gradients, summed: what the softmax takes off every gradient of its weights."""
     line = tl.program_id(0)
     start = _start(line, lines, length, step_line)
     at = tl.program_id(1) * block + tl.arange(0, block)
@@ -273,22 +270,22 @@ def delta_kernel(
     queries = _tile(keys, start, at, length, step_position, of_key, key_depth)
     top, scale = _sums(sums, line, at, length)
     delta = tl.zeros([block], tl.float32)
-    for c in range(0, depth, block_c):
-        channels = c + tl.arange(0, block_c)
-        gathered = tl.zeros([block, block_c], tl.float32)
-        for first in range(0, length, block):
-            at_keys = first + tl.arange(0, block)
-            of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
-            weights = tl.exp(_scores(queries, of_block, at_keys, length) - top[:, None]) * scale[:, None]
+    for first in range(0, length, block):
+        at_keys = first + tl.arange(0, block)
+        grad_weights = tl.zeros([block, block], tl.float32)
+        for c in range(0, depth, block_c):
+            channels = c + tl.arange(0, block_c)
+            incoming = _incoming(
+                grad, grad_pooled, line // lines, start, at, length, step_position, channels, depth, share, pooled
+            )
+            if gated:
+                factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+                incoming = (incoming.to(tl.float32) * factor).to(incoming.dtype)
             tile = _tile(values, start, at_keys, length, step_position, channels, depth)
-            gathered += _product(weights.to(tile.dtype), tile)
-        incoming = _incoming(
-            grad, grad_pooled, line // lines, start, at, length, step_position, channels, depth, share, pooled
-        )
-        if gated:  # rounded as it is where the gradients of weights come from, so that errors cancel
-            factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
-            incoming = (incoming.to(tl.float32) * factor).to(incoming.dtype)
-        delta += tl.sum(incoming.to(tl.float32) * gathered, 1)
+            grad_weights += _product(incoming, tl.trans(tile))
+        of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
+        weights = tl.exp(_scores(queries, of_block, at_keys, length) - top[:, None]) * scale[:, None]
+        delta += tl.sum(weights * grad_weights, 1)
     tl.store(deltas + line * length + at, delta, at < length)
 
 
@@ -428,7 +425,7 @@ def pool_kernel(
     block_c: tl.constexpr,
 ) -> None:
     """The sum over all lines of an image, position by position, times `share`."""
-    spot = tl.program_id(0)
+    spot = tl.num_programs(0) - 1 - tl.program_id(0)  # what was written last is read first, from the cache
     image, position = spot // length, spot % length
     start = image.to(tl.int64) * lines * length + position * step_position
     channels = tl.program_id(1) * block_c + tl.arange(0, block_c)
@@ -519,8 +516,8 @@ def gate_kernel(
             _put(states + (layer + 1) * positions * width, narrow, 0, at, positions, 1, units, width)
     for c in range(0, depth, block_c):
         channels = c + tl.arange(0, block_c)
-        weights = _tile(last, 0, channels, depth, 1, units, width).to(narrow.dtype)
-        logits = _product(narrow, tl.trans(weights)).to(narrow.dtype).to(tl.float32)
+        of_last = _tile(last, 0, channels, depth, 1, units, width).to(narrow.dtype)
+        logits = _product(narrow, tl.trans(of_last)).to(narrow.dtype).to(tl.float32)
         _put(gates, tl.sigmoid(logits), 0, at, positions, 1, channels, depth)
 
 

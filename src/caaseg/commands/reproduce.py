@@ -1,9 +1,10 @@
 """`caaseg reproduce`: the paper's tables again, on its data or any other."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from caaseg.commands.terminal import COMMAND_LINE, console_for, progress_bars, training_bar, write_json
+from caaseg.commands.terminal import COMMAND_LINE, console_for, progress_bars, training_bars, write_json
 from caaseg.commands.words import Device, check_writable, device_of, factor_of, words_of
 from caaseg.studies.paper_tables import SCALES, TableName
 
@@ -83,7 +84,7 @@ def reproduce(
     )
     place, console = device_of(device), console_for(json)
     origin = provenance(place, COMMAND_LINE)
-    with training_bar(console) as show:
+    with training_bars(console) as show:
         ended = study.run(
             grid,
             device=place,
@@ -91,7 +92,7 @@ def reproduce(
             keep_runs=keep_runs,
             limit_s=None if limit_minutes is None else 60 * limit_minutes,
             told=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
-            progress=show,
+            progress=partial(show, "training"),
         )
     made = study.write_report(grid, origin)
     console.print(grid_table(made))

@@ -4,6 +4,7 @@ What is random in a step depends on the seed, the step and the rank alone, as th
 and resumed goes on as if it had not been.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -17,10 +18,11 @@ from caaseg.data.loaders import EvaluationLoader, TrainingLoader
 from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
 from caaseg.data.transforms import Augmentation, normalise
 from caaseg.metrics import ConfusionMatrix
-from caaseg.models import Segmenter
+from caaseg.models import Prediction, Segmenter
 from caaseg.torchvision_compat import declare_missing_operators
 from caaseg.training.average import MovingAverage
 from caaseg.training.losses import learned_pixels, log_class_weights, part_of_loss
+from caaseg.training.recording import recorded, untouched
 from caaseg.training.schedule import learning_rate
 
 declare_missing_operators()  # lightning imports torchvision
@@ -93,7 +95,7 @@ class TrainingModule(L.LightningModule):
         self._votes: Tensor | None = None  # ranks asked to stop, one step ago
         self._class_weights: Tensor | None = None
         self._restored = state
-        self._coarse = self.model.coarse
+        self._coarse: Callable[[Tensor], Prediction] = self.model.coarse
 
     # What lightning asks for, in its order.
 
@@ -117,6 +119,8 @@ class TrainingModule(L.LightningModule):
             self._coarse = torch.compile(self.model.coarse, dynamic=False)
         if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
             self.rehearse()
+            if recipe.cuda_graph:
+                self.record()
         self.ready = True
 
     def train_dataloader(self) -> TrainingLoader:
@@ -180,11 +184,9 @@ class TrainingModule(L.LightningModule):
         recipe, (height, width) = self.recipe, self.recipe.data.crop
         crops = recipe.batch_size // self.ranks // recipe.accumulate
         weights = list(self.model.parameters())
-        buffers = [buffer.clone() for buffer in self.model.buffers()]
         kept = 2 if recipe.optimiser.name == "adamw" else int(recipe.optimiser.momentum > 0)
         room = [torch.empty_like(weight) for _ in range(kept) for weight in weights]
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), self.trainer.precision_plugin.forward_context():
+        with untouched(self.model), self.trainer.precision_plugin.forward_context():
             images = torch.zeros(crops, 3, height, width, dtype=torch.uint8, device=self.device)
             labels = torch.zeros(crops, height, width, dtype=torch.uint8, device=self.device)
             pixels = learned_pixels(labels, recipe.loss.ohem).sum()
@@ -192,9 +194,14 @@ class TrainingModule(L.LightningModule):
             loss = part_of_loss(prediction, labels, pixels, recipe.loss, self._class_weights)
             torch.autograd.grad(loss, weights, allow_unused=True)
         del room
-        with torch.no_grad():
-            for buffer, before in zip(self.model.buffers(), buffers, strict=True):
-                buffer.copy_(before)
+
+    def record(self) -> None:
+        """Record forward and backward of the network, to replay them every step."""
+        if self.ranks > 1:
+            raise ValueError(f"cuda_graph is true, but there are {self.ranks} processes; it needs one")
+        (height, width), precision = self.recipe.data.crop, self.trainer.precision_plugin
+        images = torch.zeros(self.recipe.batch_size, 3, height, width, dtype=torch.uint8, device=self.device)
+        self._coarse = recorded(self.model, self._prepared(images), precision.forward_context)
 
     # What a run asks for.
 
