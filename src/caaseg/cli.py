@@ -9,7 +9,13 @@ from typing import Any
 from jsonargparse import ArgumentParser, Namespace
 
 from caaseg import __version__
-from caaseg.commands.benchmark import benchmark_attention, benchmark_loader, benchmark_model, flops
+from caaseg.commands.benchmark import (
+    benchmark_attention,
+    benchmark_evaluation,
+    benchmark_loader,
+    benchmark_model,
+    flops,
+)
 from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
@@ -28,7 +34,12 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "reproduce": reproduce,
     "flops": flops,
     "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
-    "benchmark": {"attention": benchmark_attention, "model": benchmark_model, "loader": benchmark_loader},
+    "benchmark": {
+        "attention": benchmark_attention,
+        "model": benchmark_model,
+        "loader": benchmark_loader,
+        "evaluation": benchmark_evaluation,
+    },
 }
 GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Measure speed and memory."}
 

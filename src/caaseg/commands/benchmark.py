@@ -1,7 +1,7 @@
 """`caaseg benchmark` and `caaseg flops`: what the attention, models and loaders cost."""
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from caaseg.commands.terminal import COMMAND_LINE, console_for, write_json
 from caaseg.commands.words import (
@@ -11,6 +11,7 @@ from caaseg.commands.words import (
     check_writable,
     chosen_of,
     device_of,
+    factor_of,
     whole_number,
     words_of,
 )
@@ -21,7 +22,7 @@ Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 def benchmark_attention(
     sizes: str = "auto",
     dtypes: str = "auto",
-    implementations: str = "axial,factorised,grouped,loop",
+    implementations: str = "auto",
     groups: str = "1,2,4,8,16,32",
     channels: int = 512,
     key_channels: int = 64,
@@ -39,7 +40,8 @@ def benchmark_attention(
             1x17x17,1x33x33 on a CPU.
         dtypes: float64, float32, bfloat16 or float16, comma-separated; auto is float32,bfloat16 on a GPU and float32
             on a CPU.
-        implementations: axial (no gates), factorised, grouped or loop, comma-separated.
+        implementations: axial (no gates), fused, factorised, grouped or loop, comma-separated; auto is all of them on a
+            GPU, and all but fused on a CPU.
         groups: numbers of groups for grouped, comma-separated; those longer than an axis are left out.
         channels: value channels.
         key_channels: query and key channels.
@@ -57,6 +59,8 @@ def benchmark_attention(
     on_gpu = place.type == "cuda"
     if sizes == "auto":
         sizes = "16x33x33,16x65x65,8x97x97,1x129x257" if on_gpu else "1x17x17,1x33x33"
+    if implementations == "auto":
+        implementations = "axial,fused,factorised,grouped,loop" if on_gpu else "axial,factorised,grouped,loop"
     if dtypes == "auto":
         dtypes = "float32,bfloat16" if on_gpu else "float32"
     for name, number in (("--channels", channels), ("--key-channels", key_channels)):
@@ -124,6 +128,7 @@ def benchmark_model(
     device: Device = "auto",
     seconds: float = 3.0,
     json: str | None = None,
+    figure: Path | None = None,
 ) -> int:
     """Images a second and peak memory of whole models, ours beside torchvision's, in training and in inference.
 
@@ -131,42 +136,113 @@ def benchmark_model(
 
     Args:
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
-            torchvision:fcn or torchvision:deeplabv3; comma-separated.
+            torchvision:fcn or torchvision:deeplabv3; :compiled behind a name compiles it first; comma-separated.
         backbone: of all of them.
         output_stride: of all of them; torchvision's are built for 8.
         batch: images a step.
-        size: height x width of the images; one number is both.
+        size: height x width of the images; one number is both; several, comma-separated, show how cost grows.
         num_classes: number of classes.
         dtype: what autocast computes in.
         device: where to run; auto takes a GPU if there is one.
         seconds: about how long to repeat each measurement.
         json: file for the numbers; - is standard output.
+        figure: file for the figure of time and memory against size (.png, .svg or .pdf).
     """
     from caaseg.evaluation import model_benchmark
     from caaseg.evaluation.measure import provenance
+    from caaseg.reports.draw import draw_growth, save
     from caaseg.reports.tables import model_table
 
     if batch < 1:
         raise ValueError(f"--batch is {batch}; expected 1 or more")
-    check_writable(json=json)
+    check_writable(json=json, figure=figure)
+    if figure is not None:
+        check_figure(figure, "--figure")
     place, console = device_of(device), console_for(json)
-    setting = model_benchmark.Setting(
-        backbone=backbone,
-        output_stride=output_stride,
-        batch=batch,
-        size=area_of(size, "--size"),
-        num_classes=num_classes,
-        dtype=dtype,
-    )
-    costs = []
-    for name in words_of(models, "--models"):
-        if console.is_terminal:
-            console.print(f"measuring {name}", highlight=False)
-        costs.append(model_benchmark.measure_model(name, setting, place, seconds=seconds))
+    sizes = [area_of(word, "--size") for word in words_of(size, "--size")]
+    settings = [
+        model_benchmark.Setting(
+            backbone=backbone,
+            output_stride=output_stride,
+            batch=batch,
+            size=area,
+            num_classes=num_classes,
+            dtype=dtype,
+        )
+        for area in sizes
+    ]
+    origin = provenance(place, COMMAND_LINE)
+    costs: list[model_benchmark.ModelCost] = []
+
+    def content() -> dict[str, Any]:
+        return {**origin, "setting": settings[0]._asdict(), "models": [cost._asdict() for cost in costs]}
+
+    for setting in settings:
+        for name in words_of(models, "--models"):
+            if console.is_terminal:
+                console.print(f"measuring {name}", highlight=False)
+            costs.append(model_benchmark.measure_model(name, setting, place, seconds=seconds))
+            if json is not None and json != "-":  # what is measured is kept, should the rest not come to its end
+                write_json(content(), json)
     console.print(model_table(costs))
     if json is not None:
-        records = [cost._asdict() for cost in costs]
-        write_json({**provenance(place, COMMAND_LINE), "setting": setting._asdict(), "models": records}, json, console)
+        write_json(content(), json, console)
+    if figure is not None:
+        save(draw_growth(costs, batch), figure)
+        console.print(f"figure: {figure}", soft_wrap=True, highlight=False)
+    return 0
+
+
+def benchmark_evaluation(
+    model: str,
+    *,
+    dataset: str,
+    root: Path | None = None,
+    split: str = "test",
+    scales: str = "0.5,0.75,1.0,1.25,1.5,1.75",
+    batch_size: int = 8,
+    images: int | None = None,
+    precision: Literal["32", "bf16"] = "bf16",
+    device: Device = "auto",
+    workers: int = 4,
+    json: str | None = None,
+) -> int:
+    """Seconds to score a model at several scales and mirrored, beside a plain loop over images, scales and mirrors.
+
+    Args:
+        model: a run's folder, the folder of a saved model, or a hub id.
+        dataset: a name of caaseg data list.
+        root: folder of the dataset; scenes need none.
+        split: train, val or test, as the dataset has them.
+        scales: factors of the images' size, comma-separated.
+        batch_size: images that ours takes at once; they must be of one size.
+        images: how many of the split, from its start; none takes all.
+        precision: what the network computes in: 32, or bf16 by autocast.
+        device: where to run; auto takes a GPU if there is one.
+        workers: processes that read beside this one.
+        json: file for the numbers; - is standard output.
+    """
+    from caaseg.data.catalogue import open_dataset
+    from caaseg.evaluation.evaluation_benchmark import compare
+    from caaseg.evaluation.measure import provenance
+    from caaseg.models import load_model
+
+    check_writable(json=json)
+    factors = [factor_of(word, "--scales") for word in words_of(scales, "--scales")]
+    place, console = device_of(device), console_for(json)
+    network, data = load_model(model).to(place), open_dataset(dataset, root, split)
+    found = compare(network, data, factors, batch_size=batch_size, images=images, precision=precision, workers=workers)
+    console.print(
+        f"{found.images} images at {len(factors)} scales, mirrored too: {found.ours_s:.3g} s, plain loop "
+        f"{found.plain_s:.3g} s, {found.plain_s / found.ours_s:.3g} times as long; "
+        f"they agree on {100 * found.agreement:.3f}% of the pixels",
+        soft_wrap=True,
+        highlight=False,
+    )
+    if json is not None:
+        described = {"model": model, "dataset": dataset, "split": split, "scales": factors, "batch_size": batch_size}
+        speedup = {"speedup": found.plain_s / found.ours_s, "precision": precision, "workers": workers}
+        write_json({**provenance(place, COMMAND_LINE), **described, **found._asdict(), **speedup}, json, console)
     return 0
 
 

@@ -23,8 +23,8 @@ def console_for(json: str | None) -> "Console":
     return Console(stderr=json == "-")
 
 
-def write_json(content: dict[str, Any], target: str, console: "Console") -> None:
-    """Write numbers to a file, whole or not at all; - is standard output."""
+def write_json(content: dict[str, Any], target: str, console: "Console | None" = None) -> None:
+    """Write numbers to a file, whole or not at all, and say so to a console; - is standard output."""
     from caaseg.files import written_whole
 
     text = json_format.dumps(content, indent=1) + "\n"
@@ -33,7 +33,8 @@ def write_json(content: dict[str, Any], target: str, console: "Console") -> None
         return
     with written_whole(Path(target)) as aside:
         aside.write_text(text)
-    console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
+    if console is not None:
+        console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
 
 
 @contextmanager

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from caaseg.attention import ChannelGate, axial_attention, channelized_axial_attention
-from caaseg.evaluation.measure import is_out_of_memory, measure
+from caaseg.evaluation.measure import graph_seconds, is_out_of_memory, measure
 
 # Relative (Frobenius) distance from float64 that is rounding, not a mistake: forward; gradients are given twice that.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
-Contender = Literal["axial", "factorised", "grouped", "loop"]
+Contender = Literal["axial", "fused", "factorised", "grouped", "loop"]
+OURS = ("factorised", "fused")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class Outcome:
     case: Case
     out_of_memory: bool = False
     forward_ms: float | None = None
+    forward_graph_ms: float | None = None  # replayed as a CUDA graph: the GPU's time alone
+    floor_ms: float | None = None  # to move the bytes that any implementation must, measured beside, as a CUDA graph
     forward_peak_bytes: int | None = None
     training_ms: float | None = None  # forward and backward
     training_peak_bytes: int | None = None
@@ -181,9 +184,14 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
         problem.expected.clear()  # float64 maps would only crowd the card while it is measured
     forward_cost = measure(forward, [*problem.maps, *parameters], device, seconds=seconds)
     training_cost = measure(training, [*problem.maps, *parameters, problem.cotangent], device, seconds=seconds)
+    graph_ms = floor_ms = None
+    if device.type == "cuda" and case.implementation not in ("grouped", "loop"):
+        graph_ms, floor_ms = graph_seconds(forward, seconds) * 1000, floor_seconds(problem, seconds) * 1000
     return Outcome(
         case=case,
         forward_ms=forward_cost.seconds * 1000,
+        forward_graph_ms=graph_ms,
+        floor_ms=floor_ms,
         forward_peak_bytes=forward_cost.peak_bytes,
         training_ms=training_cost.seconds * 1000,
         training_peak_bytes=training_cost.peak_bytes,
@@ -191,6 +199,18 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
         error=errors[0],
         gradient_error=max(errors[1:]),
     )
+
+
+def floor_seconds(problem: Problem, seconds: float) -> float:
+    """How long a copy takes that moves the bytes which any implementation must.
+
+    These are both keys and the values read, the column result written and read, the output written.
+    """
+    column_keys, row_keys, values = problem.maps
+    moved = column_keys.nbytes + row_keys.nbytes + 4 * values.nbytes
+    source = torch.empty(moved // 2, dtype=torch.uint8, device=values.device)  # each byte is read and written
+    target = torch.empty_like(source)
+    return graph_seconds(lambda: target.copy_(source), seconds)
 
 
 def _attention(case: Case, problem: Problem) -> Callable[[], Tensor]:
@@ -212,7 +232,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def ratios(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """What the run says, a record a size and dtype: the factorised form against the others, the paper's claims beside.
+    """What the run says, a record a size, dtype and form of ours: against the others, the paper's claims beside.
 
     The paper says of 33x33 maps that going row by row is about 2.5 times slower than full vectorization, and that
     full vectorization takes about twice the memory of none.
@@ -222,33 +242,45 @@ def ratios(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     for outcome in outcomes:
         by_place.setdefault(outcome.case.place, {})[(outcome.case.implementation, outcome.case.groups)] = outcome
     for (batch, height, width, dtype), here in by_place.items():
-        ours, plain = here.get(("factorised", None)), here.get(("axial", None))
-        record: dict[str, Any] = {"batch": batch, "height": height, "width": width, "dtype": dtype}
-        for (implementation, groups), other in here.items():
-            if ours is not None and implementation in ("grouped", "loop"):
-                name = implementation if groups is None else f"grouped_{groups}"
-                record[f"forward_speedup_over_{name}"] = _ratio(other.forward_ms, ours.forward_ms)
-                record[f"training_speedup_over_{name}"] = _ratio(other.training_ms, ours.training_ms)
-                record[f"training_memory_of_{name}"] = _ratio(other.training_peak_bytes, ours.training_peak_bytes)
-        if ours is not None and plain is not None:
-            record["forward_time_over_axial"] = _ratio(ours.forward_ms, plain.forward_ms)
-            record["training_time_over_axial"] = _ratio(ours.training_ms, plain.training_ms)
-            record["training_memory_over_axial"] = _ratio(ours.training_peak_bytes, plain.training_peak_bytes)
-            record["training_memory_over_axial_without_inputs"] = _ratio(_above(ours), _above(plain))
+        place = {"batch": batch, "height": height, "width": width, "dtype": dtype}
+        for form in OURS:
+            ours = here.get((form, None))
+            if ours is not None:
+                found.append({**place, "implementation": form, **_against(ours, here)})
         loop, full = here.get(("loop", None)), here.get(("grouped", 1))
         if loop is not None and full is not None:
-            record["row_by_row_over_vectorized_time"] = _ratio(loop.forward_ms, full.forward_ms)
-            record["vectorized_over_row_by_row_forward_memory"] = _ratio(
-                full.forward_peak_bytes, loop.forward_peak_bytes
-            )
-            record["vectorized_over_row_by_row_training_memory"] = _ratio(
-                full.training_peak_bytes, loop.training_peak_bytes
-            )
+            record = {
+                "row_by_row_over_vectorized_time": _ratio(loop.forward_ms, full.forward_ms),
+                "vectorized_over_row_by_row_forward_memory": _ratio(full.forward_peak_bytes, loop.forward_peak_bytes),
+                "vectorized_over_row_by_row_training_memory": _ratio(
+                    full.training_peak_bytes, loop.training_peak_bytes
+                ),
+            }
             if (height, width) == (33, 33):
                 record["paper_row_by_row_over_vectorized_time"] = 2.5
                 record["paper_vectorized_over_row_by_row_memory"] = 2.0
-        found.append(record)
+            found.append({**place, "implementation": "loop", **record})
     return found
+
+
+def _against(ours: Outcome, here: dict[tuple[str, int | None], Outcome]) -> dict[str, float | None]:
+    """One of our forms against the paper's ways, plain axial attention and the floor."""
+    record: dict[str, float | None] = {}
+    for (implementation, groups), other in here.items():
+        if implementation in ("grouped", "loop"):
+            name = implementation if groups is None else f"grouped_{groups}"
+            record[f"forward_speedup_over_{name}"] = _ratio(other.forward_ms, ours.forward_ms)
+            record[f"training_speedup_over_{name}"] = _ratio(other.training_ms, ours.training_ms)
+            record[f"training_memory_of_{name}"] = _ratio(other.training_peak_bytes, ours.training_peak_bytes)
+    plain = here.get(("axial", None))
+    if plain is not None:
+        record["forward_time_over_axial"] = _ratio(ours.forward_ms, plain.forward_ms)
+        record["training_time_over_axial"] = _ratio(ours.training_ms, plain.training_ms)
+        record["training_memory_over_axial"] = _ratio(ours.training_peak_bytes, plain.training_peak_bytes)
+        record["training_memory_over_axial_without_inputs"] = _ratio(_above(ours), _above(plain))
+    if ours.floor_ms is not None:
+        record["forward_graph_over_floor"] = _ratio(ours.forward_graph_ms, ours.floor_ms)
+    return record
 
 
 def _above(outcome: Outcome) -> int | None:

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from caaseg.evaluation.measure import Cost, measure
-from caaseg.models import HEADS, Prediction, create_model
+from caaseg.evaluation.measure import Cost, is_out_of_memory, measure
+from caaseg.models import HEADS, Prediction, Segmenter, create_model
+from caaseg.models.resize import resize
+from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
 
 class Setting(NamedTuple):
@@ -26,51 +28,71 @@ class ModelCost(NamedTuple):
     """What one model took."""
 
     model: str
-    training_images_per_second: float
-    training_peak_bytes: int
-    inference_images_per_second: float
-    inference_peak_bytes: int
+    size: tuple[int, int]
+    training_images_per_second: float | None  # None where memory ran out, as all that follow
+    training_peak_bytes: int | None
+    inference_images_per_second: float | None
+    inference_peak_bytes: int | None
 
 
 def measure_model(name: str, setting: Setting, device: torch.device, *, seconds: float) -> ModelCost:
     """Build a model, train it for a while on random images, then run it.
 
     Args:
-        name: a head of ours, "caa:grouped", "torchvision:fcn" or "torchvision:deeplabv3".
+        name: a head of ours, "caa:grouped", "torchvision:fcn" or "torchvision:deeplabv3"; ":compiled" behind it has
+            torch.compile at it first.
         setting: backbone, sizes and dtype.
         device: where.
         seconds: about how long to repeat each of the two.
     """
-    training, inference = _train_and_infer(build(name, setting).to(device), setting, device, seconds)
+    training: Cost | None
+    inference: Cost | None
+    plain, compiled = name.removesuffix(":compiled"), name.endswith(":compiled")
+    try:
+        model = build(plain, setting).to(device)
+        training, inference = _train_and_infer(model, setting, device, seconds, compiled)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        training = inference = None
     gc.collect()  # a model and its optimiser may refer to each other
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return ModelCost(
         model=name,
-        training_images_per_second=setting.batch / training.seconds,
-        training_peak_bytes=training.peak_bytes,
-        inference_images_per_second=setting.batch / inference.seconds,
-        inference_peak_bytes=inference.peak_bytes,
+        size=setting.size,
+        training_images_per_second=None if training is None else setting.batch / training.seconds,
+        training_peak_bytes=None if training is None else training.peak_bytes,
+        inference_images_per_second=None if inference is None else setting.batch / inference.seconds,
+        inference_peak_bytes=None if inference is None else inference.peak_bytes,
     )
 
 
-def _train_and_infer(model: nn.Module, setting: Setting, device: torch.device, seconds: float) -> tuple[Cost, Cost]:
+def _train_and_infer(
+    model: nn.Module, setting: Setting, device: torch.device, seconds: float, compiled: bool
+) -> tuple[Cost, Cost]:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), device=device)
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=device.type == "cuda")
     autocast = torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
+    # As each is trained: ours from coarse logits, others from those that they resize themselves.
+    network: Any = model.coarse if isinstance(model, Segmenter) else model
+    whole: Any = model
+    if compiled:
+        torch.compiler.reset()
+        network, whole = torch.compile(network, dynamic=False), torch.compile(model, dynamic=False)
 
     def train() -> None:
         with autocast:
-            losses = [cross_entropy(logits, labels) for logits in outputs(model(images))]
+            losses = [_loss(logits, labels) for logits in outputs(network(images))]
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         optimiser.zero_grad()
 
     def infer() -> Tensor:
         with torch.inference_mode(), autocast:
-            return outputs(model(images))[0]
+            return outputs(whole(images))[0]
 
     train()  # makes the momentum, so that it counts as given
     momentum = [state["momentum_buffer"] for state in optimiser.state.values()]
@@ -78,6 +100,14 @@ def _train_and_infer(model: nn.Module, setting: Setting, device: torch.device, s
     training = measure(train, [*given, *momentum], device, seconds=seconds)
     model.eval()
     return training, measure(infer, given, device, seconds=seconds)
+
+
+def _loss(logits: Tensor, labels: Tensor) -> Tensor:
+    if logits.shape[2:] == labels.shape[1:]:
+        return cross_entropy(logits, labels.long())
+    if applies(logits):
+        return upsampled_cross_entropy(logits, labels, None) / labels.numel()
+    return cross_entropy(resize(logits, labels.shape[1:]), labels.long())
 
 
 def build(name: str, setting: Setting) -> nn.Module:
@@ -93,14 +123,14 @@ def build(name: str, setting: Setting) -> nn.Module:
     if head not in HEADS or (family and head != "caa"):
         raise ValueError(
             f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, caa:grouped "
-            f"or one of {', '.join(HEADS)}"
+            f"or one of {', '.join(HEADS)}, each with or without :compiled behind it"
         )
     options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
     return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)
 
 
 def outputs(prediction: Prediction | dict[str, Tensor]) -> list[Tensor]:
-    """All full-size logits a loss is put on: ours first, then branches; torchvision's by name."""
+    """All logits a loss is put on: ours first, then branches; torchvision's by name."""
     if isinstance(prediction, dict):
         return list(prediction.values())
     return [prediction.logits, *prediction.branches.values()]

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from caaseg.evaluation.benchmark import Outcome
+from caaseg.evaluation.model_benchmark import ModelCost
 from caaseg.files import written_whole
 
 COLOURS = ("#0b6e99", "#d1495b", "#3a7d44", "#8a5fbf", "#c77d0a")
@@ -73,6 +74,39 @@ def _draw_size(panel: Axes, here: list[Outcome], value: Callable[[Outcome], floa
             style = "--" if case.implementation == "factorised" else ":"
             panel.axhline(height, color=colour, linestyle=style, linewidth=1.4)
     panel.plot(list(grouped), list(grouped.values()), color=colour, marker="o", markersize=4, linewidth=1.4)
+
+
+def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
+    """Time and memory of an image against its size, a line a model; a line ends where memory did."""
+    panels: tuple[tuple[str, Callable[[ModelCost], float | None]], ...] = (
+        ("inference, ms an image", lambda c: _inverse(c.inference_images_per_second)),
+        ("training, ms an image", lambda c: _inverse(c.training_images_per_second)),
+        ("training memory, GB", lambda c: None if c.training_peak_bytes is None else c.training_peak_bytes / 1e9),
+    )
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    axes = figure.subplots(1, len(panels))
+    models = list(dict.fromkeys(cost.model for cost in costs))
+    for panel, (title, value) in zip(axes, panels, strict=True):
+        for colour, model in zip(COLOURS * len(models), models, strict=False):
+            points = [(cost.size[1], value(cost)) for cost in costs if cost.model == model]
+            shown = [(side, height) for side, height in points if height is not None]
+            panel.plot(*zip(*shown, strict=True), color=colour, marker="o", markersize=4, label=model)
+        panel.set_title(title, fontsize=10)
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        sides = sorted({cost.size[1] for cost in costs})
+        panel.set_xticks(sides, [str(side) for side in sides])
+        panel.minorticks_off()
+        panel.set_xlabel(f"pixels a side, {batch} at once")
+        panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+        panel.grid(alpha=0.25, which="both", linewidth=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _inverse(per_second: float | None) -> float | None:
+    return None if per_second is None else 1000 / per_second
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -66,15 +66,21 @@ def ratio_lines(ratios: Sequence[dict[str, Any]]) -> list[str]:
         if groups:  # the largest number of groups up to the paper's 16
             name = max((g for g in groups if int(g[8:]) <= 16), key=lambda g: int(g[8:]), default=groups[0])
             lines.append(
-                f"{place}: factorised is {_times(record[f'forward_speedup_over_{name}'])} faster forward and "
-                f"{_times(record[f'training_speedup_over_{name}'])} with backward than grouped with {name[8:]}, which "
-                f"takes {_times(record[f'training_memory_of_{name}'])} its training memory"
+                f"{place}: {record['implementation']} is {_times(record[f'forward_speedup_over_{name}'])} faster "
+                f"forward and {_times(record[f'training_speedup_over_{name}'])} with backward than "
+                f"grouped with {name[8:]}, which takes "
+                f"{_times(record[f'training_memory_of_{name}'])} its training memory"
             )
         if "training_memory_over_axial" in record:
             lines.append(
                 f"{place}: it takes {_times(record['training_time_over_axial'])} the time and "
                 f"{_times(record['training_memory_over_axial'])} the memory of plain axial attention in training "
                 f"({_times(record['training_memory_over_axial_without_inputs'])} without the inputs)"
+            )
+        if "forward_graph_over_floor" in record:
+            lines.append(
+                f"{place}: the GPU's time forward is {_times(record['forward_graph_over_floor'])} that of moving the "
+                "bytes that must be moved"
             )
         if "row_by_row_over_vectorized_time" in record:
             paper = " (the paper says 2.5 and 2)" if "paper_row_by_row_over_vectorized_time" in record else ""
@@ -126,13 +132,14 @@ def paper_table(rows: Sequence[PaperRow]) -> Table:
 
 def model_table(costs: Sequence[ModelCost]) -> Table:
     """A line a model: images a second and peak memory, in training and in inference."""
-    table = Table(title="Whole models", title_justify="left")
+    table = Table(title="Whole models; empty where memory ran out", title_justify="left")
     table.add_column("model")
-    for heading in ("training\nimages/s", "peak\nMB", "inference\nimages/s", "peak\nMB"):
+    for heading in ("size", "training\nimages/s", "peak\nMB", "inference\nimages/s", "peak\nMB"):
         table.add_column(heading, justify="right")
     for cost in costs:
         table.add_row(
             cost.model,
+            "{} x {}".format(*cost.size),
             _number(cost.training_images_per_second),
             _megabytes(cost.training_peak_bytes),
             _number(cost.inference_images_per_second),

@@ -13,7 +13,7 @@ from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
 from caaseg.models import Prediction
 from caaseg.models.resize import resize
-from caaseg.training.upsampled import applies, upsampled_cross_entropy
+from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
 
 def learned_pixels(labels: Tensor, ohem: float | None) -> Tensor:

@@ -52,7 +52,7 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        from caaseg.training.upsampled_kernel import cross_entropy_kernel
+        from caaseg.models.upsampled_kernel import cross_entropy_kernel
 
         n, classes, h, w = logits.shape
         height, width = labels.shape[1:]
