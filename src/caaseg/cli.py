@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
+from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from caaseg import __version__
@@ -13,6 +14,8 @@ from caaseg.commands.benchmark import benchmark_attention, benchmark_loader, ben
 from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
+from caaseg.commands.export import export_to_file
+from caaseg.commands.predict import predict_pictures_with
 from caaseg.commands.terminal import COMMAND_LINE
 from caaseg.commands.train import recipes, train_by_recipe
 from caaseg.recipe_files import add_recipe_arguments, split_overrides
@@ -22,6 +25,8 @@ Command = Callable[..., int]
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
     "evaluate": evaluate_model,
+    "predict": predict_pictures_with,
+    "export": export_to_file,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "flops": flops,
@@ -78,11 +83,18 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
         if isinstance(command, dict):
             _add_commands(child, command, explained)
         else:
-            # Keyword-only parameters are options.
-            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides"})
+            # Keyword-only parameters are options, and a list is one word or more.
+            lists = {name for name, given in signature(command).parameters.items() if given.annotation == list[str]}
+            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides", *lists})
+            for name in lists:
+                child.add_argument(name, nargs="+", type=str, metavar=name, help=_explained(command, name))
             if command is train_by_recipe and explained:
                 add_recipe_arguments(child)
             _make_customary(child)
+
+
+def _explained(command: Command, parameter: str) -> str:
+    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
 
 
 def _make_customary(parser: ArgumentParser) -> None:
