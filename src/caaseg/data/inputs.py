@@ -68,8 +68,9 @@ def _named(files: dict[Path, Path]) -> list[Picture]:
     pictures = []
     for place, path in files.items():
         stem = place.with_suffix("")
-        alone = stems[stem] == 1 and stem not in files and stem.name == place.stem  # but for a name such as ..png
-        pictures.append(Picture(path, stem if alone else place))
+        shared = stems[stem] > 1 or stem in files
+        bare = not place.stem.strip(".")  # of a file such as ..png nothing would be left
+        pictures.append(Picture(path, place if shared or bare else stem))
     return pictures
 
 

@@ -5,6 +5,8 @@ give logits at the images' size. Batch, height and width are open.
 """
 
 import json
+import math
+import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -113,9 +115,27 @@ def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Calla
 
 
 def _write_torch(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:
+    _without_ceil(program)
     torch.export.save(program, path, extra_files={f"{METADATA}.json": description})
     module: Callable[[Tensor], Tensor] = torch.export.load(path).module()
     return module
+
+
+def _without_ceil(program: ExportedProgram) -> None:
+    """Replace ceil(a / b), by which timm pads some networks, with whole numbers: torch cannot store a ceil."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is not math.ceil or node.args[0].target is not operator.truediv:
+            continue
+        length, step = node.args[0].args
+        with graph.inserting_before(node):
+            more = graph.call_function(operator.add, (length, step - 1))
+            fewer = graph.call_function(operator.floordiv, (more, step))
+        more.meta["val"] = length.meta["val"] + step - 1
+        fewer.meta["val"] = more.meta["val"] // step
+        node.replace_all_uses_with(fewer)
+        graph.erase_node(node)
+    program.graph_module.recompile()
 
 
 def _checked(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: int, path: Path) -> Check:
