@@ -5,17 +5,22 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import caaseg
 from caaseg.cli import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-COMMANDS = re.findall(r"^caaseg (.*)$", "\n".join(re.findall(r"```sh\n(.*?)```", README, re.DOTALL)), re.MULTILINE)
+BLOCKS = [
+    re.findall(r"^caaseg (.*)$", block, re.MULTILINE) for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+]
 
 
 def test_the_readme_has_its_examples() -> None:
     assert len(SNIPPETS) == 5
-    assert {shlex.split(command)[0] for command in COMMANDS} == {"flops", "demo", "data"}
+    commands = {shlex.split(command)[0] for block in BLOCKS for command in block}
+    assert commands == {"flops", "demo", "data", "predict", "export"}
 
 
 @pytest.mark.filterwarnings("ignore:my-model was learned on 3 classes")
@@ -34,10 +39,17 @@ def test_python_examples_run_and_their_shapes_are_right(
     assert checked or "save_pretrained" in snippet or "ChannelGate" in snippet
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block], ids=lambda block: block[0].split()[0])
+def test_commands_run(block: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, beside a model and photos."""
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command, comments=True)) == 0
+    if any("my-model" in command for command in block):
+        small = {"num_classes": 3, "channels": 16, "key_channels": 4, "gate_width": 8}
+        caaseg.create_model("caa", backbone="test_efficientnet", **small).save_pretrained("my-model")  # type: ignore[arg-type]
+        Path("photos").mkdir()
+        Image.linear_gradient("L").resize((90, 70)).save("photos/a.jpg")
+    for command in block:
+        assert main(shlex.split(command, comments=True)) == 0
 
 
 def test_the_figure_is_there() -> None:

@@ -10,6 +10,7 @@ import operator
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +69,8 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx") -> Check:
     """
     if path.suffix != ENDINGS[kind]:
         raise ValueError(f"{path}: expected a name that ends in {ENDINGS[kind]}, for the format {kind}")
+    if kind == "onnx":
+        _check_exporter()
     deployed = Deployed(model)
     smallest = model.config.output_stride + 1  # two features each way, below which torch.export tells sizes apart
     with written_whole(path) as aside:
@@ -98,11 +101,16 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
     }
 
 
+def _check_exporter() -> None:
+    """Say what is missing before any work."""
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise ValueError(f"exporting to ONNX needs {name}, which is not here; {INSTALL}") from error
+
+
 def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:
-    try:
-        import onnxscript  # noqa: F401  what torch exports with
-    except ImportError as error:
-        raise ValueError(f"exporting to ONNX needs onnxscript, which is not here; {INSTALL}") from error
     exported = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT])
     assert exported is not None
     exported.model.metadata_props[METADATA] = description

@@ -61,7 +61,7 @@ def save_overlay(image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Col
         rows = slice(top, top + ROWS_AT_ONCE)
         covered[rows] = overlay(pixels[rows], labels[rows], palette)
     with written_whole(path) as aside:
-        Image.fromarray(covered).save(aside, quality=QUALITY)
+        Image.fromarray(covered).save(aside, quality=QUALITY, subsampling=0)  # colours keep their edges
 
 
 class ProbabilityFile:
