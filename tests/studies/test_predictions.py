@@ -246,7 +246,7 @@ def test_bad_files_are_reported_and_the_rest_goes_on(
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert "3 predicted, 0 there already, 3 failed: out" in captured.err
-    assert "1 files in these folders do not end as images do" in captured.err
+    assert "left out, because they do not end as images do: 1" in captured.err
     assert re.search(r"^caaseg: photos/a/bad\.png: not an image in any of", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: photos/cut\.jpg: cannot be read as an image .*truncated", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: gone\.png: No such file or directory; expected an image", captured.err, re.MULTILINE)

@@ -20,7 +20,8 @@ def export_to_file(
 
     It takes RGB values from 0 to 255 as float32 (batch, 3, height, width), normalises inside, and gives logits at the
     images' size. The file names classes, colours and the rest in its metadata. Before it is left there, it is compared
-    with the model on images of random sizes. caaseg predict takes the .onnx file as a model.
+    with the model on images of random sizes. caaseg predict takes the .onnx file as a model. A .pt2 program refuses
+    sides that are not longer than the output stride; ONNX takes any.
 
     Args:
         model: a run's folder, the folder of a saved model, or a hub id.

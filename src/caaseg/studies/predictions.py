@@ -200,7 +200,7 @@ def summary(outcomes: Sequence[Outcome], left_out: int, out: Path) -> list[str]:
     already = sum(outcome.there_already for outcome in done)
     lines = [f"{len(done) - already} predicted, {already} there already, {len(outcomes) - len(done)} failed: {out}"]
     if left_out:
-        lines.append(f"{left_out} files in these folders do not end as images do, and were left out")
+        lines.append(f"left out, because they do not end as images do: {left_out}")
     lines += [
         f"{outcome.image}: {100 * outcome.grid_disagreement:.2f}% of the pixels get another class by another grid"
         for outcome in done
