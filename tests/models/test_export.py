@@ -18,23 +18,34 @@ from caaseg.data.transforms import normalise
 from caaseg.models import export
 from caaseg.models.onnx_model import OnnxModel
 
+LARGEST = 20.0  # random deep networks say anything from 0.1 to 1000, and rounding grows with it
 SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "gate_width": 8}
 
 
 def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
-    """Every weight and every statistic is drawn: a layer that is left out or taken twice shows."""
+    """Every weight is drawn and every statistic is that of noise, so that a wrong layer shows.
+
+    Statistics that fit the weights keep a deep network from blowing up its rounding errors, and the logits are made as
+    large as learned ones are.
+    """
     torch.manual_seed(0)
     model = caaseg.create_model(head, backbone=backbone, **{**SMALL, **options})
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if name.endswith("running_var"):
-            nn.init.uniform_(tensor, 0.5, 1.5)
-        elif name.endswith(("running_mean", "bias")):
+    for name, tensor in model.named_parameters():
+        if name.endswith("bias"):
             nn.init.uniform_(tensor, -0.3, 0.3)
         elif tensor.dim() == 1:  # factors of batch norm
             nn.init.uniform_(tensor, 0.5, 1.5)
-        elif name.endswith("scale"):  # DANet's, which are zero at first and would hide its attentions
+        elif tensor.dim() == 0:  # DANet's, which are zero at first and would hide its attentions
             nn.init.constant_(tensor, 0.5)
-    return model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, 97, 97))
+        largest = model.eval()(torch.randn(1, 3, 129, 129)).logits.abs().max()
+        for tensor in model.classifier.parameters():
+            tensor.mul_(LARGEST / largest)
+    return model
 
 
 def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1, largest: int = 200) -> None:
@@ -49,7 +60,7 @@ def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1, largest:
         assert found.shape == expected.shape
         assert float((found - expected).abs().max()) < 1e-3, (batch, height, width)
         if min(height, width) > 40:
-            assert expected.std() > 0.01  # something that could differ
+            assert expected.std() > 0.1  # something that could differ
 
 
 def agree(head: str, backbone: str, path: Path, largest: int = 200, **options: Any) -> None:
@@ -57,7 +68,7 @@ def agree(head: str, backbone: str, path: Path, largest: int = 200, **options: A
     check = export.export_model(model, path)
     assert len(set(check.sizes)) == 10
     assert check.difference < 1e-3
-    assert check.largest_logit > 0.1
+    assert check.largest_logit > 5
     assert_agrees(OnnxModel(path), model, largest=largest)
 
 
