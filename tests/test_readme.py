@@ -5,7 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
+import caaseg
 from caaseg.cli import main
 from tests.training.test_runs import images_and_masks
 
@@ -14,18 +16,24 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 YOUR_OWN = re.search(r"^## Your own images\n(.*?)^## ", README, re.DOTALL | re.MULTILINE)
 
 
-def commands(text: str) -> list[str]:
-    return re.findall(r"^caaseg (.*)$", "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)), re.MULTILINE)
+def blocks(text: str) -> list[list[str]]:
+    """The commands of each block of them."""
+    found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    return [re.findall(r"^caaseg (.*)$", block, re.MULTILINE) for block in found]
 
 
 assert YOUR_OWN is not None
-FOLDER_COMMANDS = commands(YOUR_OWN[1])
-COMMANDS = [command for command in commands(README) if command not in FOLDER_COMMANDS]
+[FOLDER_COMMANDS] = blocks(YOUR_OWN[1])
+BLOCKS = [
+    block for block in blocks(README) if block and block not in (FOLDER_COMMANDS, ["demo"])
+]  # have their own tests
 
 
 def test_the_readme_has_its_examples() -> None:
     assert len(SNIPPETS) == 5
-    assert {shlex.split(command)[0] for command in COMMANDS} == {"flops", "demo", "data"}
+    commands = {shlex.split(command)[0] for block in BLOCKS for command in block}
+    assert commands == {"flops", "data", "predict", "export"}
+    assert ["demo"] in blocks(README)
     assert [shlex.split(command)[0] for command in FOLDER_COMMANDS] == ["data", "train", "evaluate"]
 
 
@@ -45,10 +53,17 @@ def test_python_examples_run_and_their_shapes_are_right(
     assert checked or "save_pretrained" in snippet or "ChannelGate" in snippet
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "demo"])  # it has a test of its own
-def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0].split()[0])
+def test_commands_run(block: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, beside a model and photos."""
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(command, comments=True)) == 0
+    if any("my-model" in command for command in block):
+        small = {"num_classes": 3, "channels": 16, "key_channels": 4, "gate_width": 8}
+        caaseg.create_model("caa", backbone="test_efficientnet", **small).save_pretrained("my-model")  # type: ignore[arg-type]
+        Path("photos").mkdir()
+        Image.linear_gradient("L").resize((90, 70)).save("photos/a.jpg")
+    for command in block:
+        assert main(shlex.split(command, comments=True)) == 0
 
 
 def test_a_folder_of_six_images_is_trained_on_and_scored_by_the_words_alone(

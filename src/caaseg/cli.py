@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
+from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from caaseg import __version__
@@ -19,6 +20,8 @@ from caaseg.commands.benchmark import (
 from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
+from caaseg.commands.export import export_to_file
+from caaseg.commands.predict import predict_pictures_with
 from caaseg.commands.reproduce import reproduce
 from caaseg.commands.terminal import COMMAND_LINE
 from caaseg.commands.train import recipes, train_by_recipe
@@ -29,6 +32,8 @@ Command = Callable[..., int]
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
     "evaluate": evaluate_model,
+    "predict": predict_pictures_with,
+    "export": export_to_file,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "reproduce": reproduce,
@@ -92,8 +97,11 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
         if isinstance(command, dict):
             _add_commands(child, command, explained)
         else:
-            # Keyword-only parameters are options.
-            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides"})
+            # Keyword-only parameters are options, and a list is one word or more.
+            lists = {name for name, given in signature(command).parameters.items() if given.annotation == list[str]}
+            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides", *lists})
+            for name in lists:
+                child.add_argument(name, nargs="+", type=str, metavar=name, help=_explained(command, name))
             if explained and _takes_overrides(command):
                 add_recipe_arguments(child)
             _make_customary(child)
@@ -102,6 +110,10 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
 def _takes_overrides(command: Command) -> bool:
     """Whether every value of a recipe is an option of the command too."""
     return "overrides" in signature(command).parameters
+
+
+def _explained(command: Command, parameter: str) -> str:
+    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
 
 
 def _make_customary(parser: ArgumentParser) -> None:

@@ -136,6 +136,19 @@ def test_decompression_bombs_are_refused_before_decoding(tmp_path: Path, side: i
             read(tmp_path / "bomb.png")
 
 
+def test_the_limit_can_be_raised_beyond_pillow_s_own(tmp_path: Path) -> None:
+    side = 9_500
+    assert side * side > MAX_PIXELS
+    (tmp_path / "large.png").write_bytes(png([bytes(-(-side // 8))] * side, side, depth=1))
+    own = Image.MAX_IMAGE_PIXELS
+    with pytest.raises(BadFileError, match=r"large\.png: .*expected at most 89,000,000; .*or raise the limit"):
+        read_image(tmp_path / "large.png")
+    assert read_image(tmp_path / "large.png", max_pixels=side * side).shape == (3, side, side)
+    with pytest.raises(BadFileError, match=r"large\.png: .*expected at most 90,249,999"):
+        read_image(tmp_path / "large.png", max_pixels=side * side - 1)
+    assert own == Image.MAX_IMAGE_PIXELS
+
+
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp", ".bmp", ".tif"])
 def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"

@@ -29,13 +29,14 @@ PACKED_GREY = {"L;2": 85, "L;4": 17}
 """Pillow spreads the values of greyscale PNG of 2 and 4 bits over 0 to 255; by these a mask's come back."""
 
 
-def read_image(path: Path) -> Tensor:
+def read_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> Tensor:
     """The image as (3, H, W) uint8 in RGB, upright; a view of channels-last memory, as the decoder wrote it.
 
     Greyscale, palette and CMYK become RGB, 16-bit keeps its high byte, transparency is dropped, EXIF rotation is
-    applied. 32-bit and floating images, several frames in one file and anything damaged are refused.
+    applied. 32-bit and floating images, several frames in one file, anything damaged and anything of more than
+    `max_pixels` are refused.
     """
-    with _opened(path, IMAGE_FORMATS, "an image") as image:
+    with _opened(path, IMAGE_FORMATS, "an image", max_pixels) as image:
         return image_pixels(image, str(path))
 
 
@@ -75,15 +76,17 @@ def read_colour_mask(path: Path) -> NDArray[np.uint8]:
 
 
 @contextmanager
-def _opened(path: Path, formats: tuple[str, ...], what: str) -> Iterator[ImageFile.ImageFile]:
+def _opened(
+    path: Path, formats: tuple[str, ...], what: str, max_pixels: int = MAX_PIXELS
+) -> Iterator[ImageFile.ImageFile]:
     """An open image of one frame and a bearable size; whatever goes wrong inside is the file's fault."""
     try:
         if not path.is_file():
             found = "no such file" if not path.exists() else "not a plain file"
             raise BadFileError(f"{path}: {found}; expected {what}")
-        with Image.open(path, formats=formats) as image:
+        with _pillow_allowing(max_pixels), Image.open(path, formats=formats) as image:
             width, height = image.size
-            if width * height > MAX_PIXELS:
+            if width * height > max_pixels:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
             if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a phone's JPEG and preview
                 raise BadFileError(f"{path}: {frames} frames in one file; expected {what} of one frame")
@@ -91,13 +94,26 @@ def _opened(path: Path, formats: tuple[str, ...], what: str) -> Iterator[ImageFi
     except BadFileError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise BadFileError(f"{path}: {error}; expected at most {MAX_PIXELS:,}; scale or cut the image") from error
+        advice = "scale or cut the image, or raise the limit"
+        raise BadFileError(f"{path}: {error}; expected at most {max_pixels:,}; {advice}") from error
     except UnidentifiedImageError as error:
         raise BadFileError(f"{path}: not {what} in any of {', '.join(formats)}; replace or remove the file") from error
     except Exception as error:  # decoders raise everything from SyntaxError to struct.error on damaged files
         raise BadFileError(
             f"{path}: cannot be read as {what} ({type(error).__name__}: {error}); replace or remove the file"
         ) from error
+
+
+@contextmanager
+def _pillow_allowing(max_pixels: int) -> Iterator[None]:
+    """Pillow's own limit out of the way where ours was raised above it; it knows one for all images."""
+    before = Image.MAX_IMAGE_PIXELS
+    if before is not None and max_pixels > before:
+        Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 
 import torch
@@ -132,8 +133,13 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def processes(device: torch.device) -> Iterator[Place]:
-    """Join the processes that torchrun started, if it did, each on a GPU of its own where `device` is one."""
+def processes(device: torch.device, *, patience: timedelta | None = None) -> Iterator[Place]:
+    """Join the processes that torchrun started, if it did, each on a GPU of its own where `device` is one.
+
+    Args:
+        device: what kind to use.
+        patience: how long one waits for another that has more to do; None takes torch's minutes.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
         yield Place(device, 0, 1)
@@ -141,7 +147,7 @@ def processes(device: torch.device) -> Iterator[Place]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
     try:
         yield Place(device, dist.get_rank(), ranks)
     finally:

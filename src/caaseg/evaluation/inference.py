@@ -7,6 +7,7 @@ resized to the picture, then averaged over the scales. Pieces of one size, of wh
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -84,9 +85,9 @@ class Predictor:
         self.average: Average = average
         self.precision: Precision = precision
         self.batch_size = batch_size
-        backbone = getattr(model, "backbone", None)
-        self._mean = getattr(backbone, "mean", IMAGENET_MEAN)
-        self._std = getattr(backbone, "std", IMAGENET_STD)
+        learned = getattr(model, "backbone", model)
+        self._mean = getattr(learned, "mean", IMAGENET_MEAN)
+        self._std = getattr(learned, "std", IMAGENET_STD)
 
     @property
     def device(self) -> torch.device:
@@ -160,20 +161,26 @@ def windows_of(
         overlap: share of a window that the next one covers again, at least.
         device: where the weights are.
     """
-    rows = _along(size[0], window[0] if window else size[0], overlap)
-    columns = _along(size[1], window[1] if window else size[1], overlap)
+    rows = along(size[0], window[0] if window else size[0], overlap)
+    columns = along(size[1], window[1] if window else size[1], overlap)
     for top, down in rows:
         for left, right in columns:
             weights = down.to(device)[:, None] * right.to(device)
             yield Window(view, slice(top, top + len(down)), slice(left, left + len(right)), weights)
 
 
-def _along(length: int, window: int, overlap: float) -> list[tuple[int, Tensor]]:
-    """Along one axis, where windows start and the weights in each, largest in the middle, where a window sees most."""
+def along(length: int, window: int, overlap: float, *, shifted: bool = False) -> list[tuple[int, Tensor]]:
+    """Along one axis, where windows start and the weights in each, largest in the middle, where a window sees most.
+
+    Shifted, all but the outermost lie half a step further, and one more is needed.
+    """
     window = min(window, length)
     step = max(1, int(window * (1 - overlap)))
     number = -(-(length - window) // step) + 1
     starts = [round(k * (length - window) / max(1, number - 1)) for k in range(number)]
+    if shifted:
+        between = [(start + after) // 2 for start, after in pairwise(starts)]
+        starts = sorted({0, *between, length - window})
     at = torch.arange(window, dtype=torch.float64)
     hat = torch.minimum(at, window - 1 - at) + 1
     total = torch.zeros(length, dtype=torch.float64)

@@ -1,0 +1,229 @@
+"""Exported files say what the model says, at any size, or are not there."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import caaseg
+from caaseg.cli import main
+from caaseg.data.transforms import normalise
+from caaseg.models import export
+from caaseg.models.onnx_model import OnnxModel
+
+LARGEST = 20.0  # random deep networks say anything from 0.1 to 1000, and rounding grows with it
+SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "gate_width": 8}
+
+
+def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
+    """Every weight is drawn and every statistic is that of noise, so that a wrong layer shows.
+
+    Statistics that fit the weights keep a deep network from blowing up its rounding errors, and the logits are made as
+    large as learned ones are.
+    """
+    torch.manual_seed(0)
+    model = caaseg.create_model(head, backbone=backbone, **{**SMALL, **options})
+    for name, tensor in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.uniform_(tensor, -0.3, 0.3)
+        elif tensor.dim() == 1:  # factors of batch norm
+            nn.init.uniform_(tensor, 0.5, 1.5)
+        elif tensor.dim() == 0:  # DANet's, which are zero at first and would hide its attentions
+            nn.init.constant_(tensor, 0.5)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, 97, 97))
+        largest = model.eval()(torch.randn(1, 3, 129, 129)).logits.abs().max()
+        for tensor in model.classifier.parameters():
+            tensor.mul_(LARGEST / largest)
+    return model
+
+
+def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1, largest: int = 200) -> None:
+    """Under 1e-3 of difference on logits, over 10 random sizes."""
+    rng = np.random.default_rng()
+    for _ in range(10):
+        batch, (height, width) = int(rng.integers(1, 4)), rng.integers(smallest, largest, 2).tolist()
+        images = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8)
+        with torch.no_grad():
+            expected = model(normalise(images, model.backbone.mean, model.backbone.std)).logits
+        found = run(images.float())
+        assert found.shape == expected.shape
+        assert float((found - expected).abs().max()) < 1e-3, (batch, height, width)
+        if min(height, width) > 40:
+            assert expected.std() > 0.1  # something that could differ
+
+
+def agree(head: str, backbone: str, path: Path, largest: int = 200, **options: Any) -> None:
+    model = build(head, backbone, **options)
+    check = export.export_model(model, path)
+    assert len(set(check.sizes)) == 10
+    assert check.difference < 1e-3
+    assert check.largest_logit > 5
+    assert_agrees(OnnxModel(path), model, largest=largest)
+
+
+def test_onnx_agrees_with_a_danet_on_a_resnet(tmp_path: Path) -> None:
+    agree("danet", "test_resnet", tmp_path / "model.onnx", output_stride=8)
+
+
+def test_onnx_agrees_with_a_caa_on_an_efficientnet(saved: Path) -> None:
+    assert_agrees(OnnxModel(saved / "m.onnx"), caaseg.load_model(saved / "model"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["resnet18", "efficientnet_b0", "tf_efficientnet_b0"])
+@pytest.mark.parametrize("head", ["caa", "danet"])
+def test_onnx_agrees_with_more_models(head: str, backbone: str, tmp_path: Path) -> None:
+    agree(head, backbone, tmp_path / "model.onnx", output_stride=8, channels=64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["fcn", "axial", "axial_se", "self_attention", "channelized_self_attention"])
+def test_onnx_agrees_with_the_other_heads(head: str, tmp_path: Path) -> None:
+    agree(head, "resnet18", tmp_path / "model.onnx")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and what the command makes of it."""
+    root = tmp_path_factory.mktemp("export")
+    named = {"classes": list("abcd"), "palette": [(k, 0, 255 - k) for k in range(4)]}
+    more = {"decoder": True, "aux": True, "implementation": "grouped", "groups": 3}
+    build("caa", "test_efficientnet", **named, **more).save_pretrained(root / "model")
+    assert main(["export", str(root / "model"), "--out", str(root / "m.onnx"), "--json", str(root / "m.json")]) == 0
+    return root
+
+
+def test_the_file_describes_itself(saved: Path) -> None:
+    assert {path.name for path in saved.iterdir()} == {"model", "m.onnx", "m.json"}  # one file, nothing beside it
+    proto = onnx.load(saved / "m.onnx")
+    onnx.checker.check_model(proto)
+    shapes = [
+        [dimension.dim_param or dimension.dim_value for dimension in value.type.tensor_type.shape.dim]
+        for value in (proto.graph.input[0], proto.graph.output[0])
+    ]
+    assert shapes == [["batch", 3, "height", "width"], ["batch", 4, "height", "width"]]
+    assert (proto.graph.input[0].name, proto.graph.output[0].name) == ("images", "logits")
+    about = json.loads(next(entry.value for entry in proto.metadata_props if entry.key == "caaseg"))
+    assert about["classes"] == list("abcd")
+    assert about["palette"][1] == [1, 0, 254]
+    assert about["caaseg"] == caaseg.__version__
+    assert (about["mean"], about["std"]) == ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    assert (about["head"], about["backbone"], about["output_stride"]) == ("caa", "test_efficientnet", 16)
+    told = json.loads((saved / "m.json").read_text())
+    assert told["difference"] < 1e-3
+    assert len(told["sizes"]) == 10
+
+
+def test_predict_runs_the_file_as_it_runs_the_model(saved: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for k, (height, width) in enumerate([(70, 90), (1, 1), (5, 130)]):
+        Image.fromarray(rng.integers(0, 256, (height, width, 3)).astype(np.uint8)).save(tmp_path / f"{k}.png")
+    for model, out in (("m.onnx", "a"), ("model", "b")):
+        words = [str(saved / model), str(tmp_path / "*.png"), "--out", str(tmp_path / out), "--probabilities"]
+        assert main(["predict", *words, "--scales", "0.5,1.0", "--flip", "--window", "64", "--device", "cpu"]) == 0
+    for k in range(3):
+        ours, theirs = (np.load(tmp_path / out / f"probabilities/{k}.npy") for out in "ab")
+        np.testing.assert_allclose(ours, theirs, atol=2e-3)
+        with Image.open(tmp_path / f"a/labels/{k}.png") as image:
+            assert image.getpalette()[:6] == [0, 0, 255, 1, 0, 254]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--output-stride", "8"], "m.onnx: what it computes was fixed when it was exported; leave --output-stride"),
+        (["--precision", "bf16"], "m.onnx: what it computes was fixed when it was exported; leave --precision bf16"),
+    ],
+)
+def test_what_was_fixed_cannot_be_asked_for(
+    saved: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(saved / "m.onnx"), "a.png", "--out", str(tmp_path / "out"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_files_that_are_no_exported_model_are_refused(saved: Path, tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    with pytest.raises(ValueError, match=r"m\.onnx: no such file; expected a model that caaseg export wrote"):
+        OnnxModel(path)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(ValueError, match=r"m\.onnx: not a model that onnxruntime can read"):
+        OnnxModel(path)
+    proto = onnx.load(saved / "m.onnx")
+    for value in ("{}", "[]", "nothing", '{"num_classes": 4, "classes": ["a"], "palette": null}'):
+        del proto.metadata_props[:]
+        onnx.helper.set_model_props(proto, {"caaseg": value})
+        onnx.save(proto, path)
+        with pytest.raises(ValueError, match=r"m\.onnx: an ONNX model, but not described as caaseg export does"):
+            OnnxModel(path)
+    del proto.metadata_props[:]
+    onnx.save(proto, path)
+    with pytest.raises(ValueError, match=r"m\.onnx: an ONNX model, but not described as caaseg export does"):
+        OnnxModel(path)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export.load, about its own parts
+@pytest.mark.parametrize("backbone", ["test_resnet", pytest.param("resnet18", marks=pytest.mark.slow)])
+def test_a_torch_program_agrees_with_the_model(backbone: str, tmp_path: Path) -> None:
+    model = build("caa", backbone)
+    check = export.export_model(model, tmp_path / "m.pt2", "torch")
+    assert check.difference < 1e-5
+    extra = {"caaseg.json": ""}
+    program = torch.export.load(tmp_path / "m.pt2", extra_files=extra).module()
+    about = json.loads(extra["caaseg.json"])
+    assert (about["num_classes"], about["smallest_side"]) == (4, 17)
+    assert_agrees(program, model, smallest=17)
+
+
+def test_a_file_that_disagrees_is_not_left_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build("fcn", "test_efficientnet").save_pretrained(tmp_path / "model")
+    monkeypatch.setattr(export, "TOLERANCE", -1.0)  # which nothing meets
+    assert main(["export", str(tmp_path / "model"), "--out", str(tmp_path / "m.pt2"), "--format", "torch"]) == 2
+    captured = capsys.readouterr()
+    assert "m.pt2: not written: its logits differ from the model's by up to" in captured.err
+    assert captured.out == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_wrong_layer_is_noticed(saved: Path) -> None:
+    """The check itself, against a model of which one bias is another."""
+    model = caaseg.load_model(saved / "model")
+    other = export.Deployed(model)
+    with torch.no_grad():
+        other.model.head.entry[1].running_mean += 0.05  # type: ignore[index, union-attr]
+    with pytest.raises(ValueError, match="its logits differ from the model's"):
+        export._checked(export.Deployed(model), other, 17, Path("m.onnx"))
+
+
+def test_the_ending_says_the_format(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, words in (("m.pt", ["--format", "torch"]), ("m.pt2", [])):
+        assert main(["export", str(saved / "model"), "--out", str(tmp_path / name), *words]) == 2
+        assert f"{name}: expected a name that ends in" in capsys.readouterr().err
+
+
+def test_what_to_install_is_said(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, missing in (
+        (["export", str(saved / "model"), "--out", str(tmp_path / "m.onnx")], "onnx"),
+        (["predict", str(saved / "m.onnx"), "a.png", "--out", str(tmp_path / "out")], "onnxruntime"),
+    ):
+        monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+        assert main(words) == 2
+        error = capsys.readouterr().err
+        assert f"needs {missing}, which is not here; install it with: pip install 'caaseg[export]'" in error
+        assert error.count("\n") == 1
+        assert list(tmp_path.iterdir()) == []
