@@ -1,5 +1,9 @@
 """Settings every test shares."""
 
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: its kernels run on the processor
+
 import torch
 from hypothesis import settings
 

@@ -3,8 +3,10 @@
 import logging
 import multiprocessing
 import os
+import threading
 from collections import Counter
-from itertools import islice
+from collections.abc import Iterator
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from caaseg.data.loaders import EvaluationLoader, TrainingLoader, collate
+from caaseg.data.loaders import EvaluationLoader, TrainingLoader, ahead, collate
 from caaseg.data.sample import BadFileError, Batch, Colour, Sample
 from caaseg.data.scenes import Scenes
 from caaseg.data.transforms import Augmentation
@@ -265,3 +267,27 @@ def test_workers_are_not_reached_by_what_a_terminal_sends() -> None:
     groups = {os.getpgid(worker.pid) for _ in loader for worker in multiprocessing.active_children() if worker.pid}
     assert len(groups) == 1
     assert os.getpgrp() not in groups
+
+
+def test_items_made_ahead_are_the_same_and_so_are_errors() -> None:
+    assert list(ahead(iter(range(50)))) == list(range(50))
+
+    def failing() -> Iterator[int]:
+        yield 1
+        raise BadFileError("x.png: damaged")
+
+    found = ahead(failing())
+    assert next(found) == 1
+    with pytest.raises(BadFileError, match=r"x\.png"):
+        next(found)
+
+
+def test_who_stops_early_leaves_no_thread_behind() -> None:
+    before = threading.active_count()
+    endless = ahead(count())
+    assert [next(endless) for _ in range(3)] == [0, 1, 2]
+    del endless
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and thread.name.startswith("Thread-"):
+            thread.join(timeout=5)
+    assert threading.active_count() == before

@@ -9,10 +9,13 @@ Images stay uint8 until they are on the device, a quarter of the bytes of floats
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import count
-from typing import Any, Literal, NamedTuple, get_args
+from queue import Full, Queue
+from threading import Event, Thread
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -24,6 +27,8 @@ from caaseg.data.sample import BadFileError, Batch, Sample, SegmentationDataset
 from caaseg.data.transforms import Augmentation, padded, write_view
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BadFiles = Literal["stop", "skip"]
 
@@ -214,16 +219,22 @@ class TrainingLoader:
         return self._sampler.step
 
     def __iter__(self) -> Iterator[Batch]:
-        # The slot is filled again soon. A GPU takes its copy without waiting from pinned memory.
-        copied = Tensor.pin_memory if torch.cuda.is_available() else Tensor.clone
-        for slot, names, faults in self._loader:
+        # A GPU takes its copy without waiting from pinned memory. Filling that takes a while, in which the next step
+        # can be launched.
+        gpu = torch.cuda.is_available()
+        copied = self._copied(iter(self._loader), Tensor.pin_memory if gpu else Tensor.clone)
+        for batch in ahead(copied) if gpu else copied:
+            self._sampler.step += 1
+            yield batch
+
+    def _copied(self, filled: Iterator[Filled], copied: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
+        """Batches in memory of their own: slots are filled again soon."""
+        for slot, names, faults in filled:
             for index, fault in faults.items():
                 self._report(index, fault)
             if names is None:
                 raise BadFileError(f"no sample could be read in {MOST_ATTEMPTS} attempts; check the dataset")
-            batch = Batch(copied(self._slots.images[slot]), copied(self._slots.labels[slot]), names)
-            self._sampler.step += 1
-            yield batch
+            yield Batch(copied(self._slots.images[slot]), copied(self._slots.labels[slot]), names)
 
     def _report(self, index: int, fault: str) -> None:
         if self._bad_files == "stop":
@@ -237,6 +248,40 @@ class TrainingLoader:
                 f"{len(self.skipped)} of {self._length} samples cannot be read, more than the share of "
                 f"{self._bad_share:g} that may be skipped; the last: {fault}"
             )
+
+
+def ahead(items: Iterator[T], number: int = 2) -> Iterator[T]:
+    """The same items, made in a thread of their own while those before are worked on, so many ahead."""
+    made: Queue[tuple[T | None, BaseException | None]] = Queue(number)
+    stopped = Event()
+
+    def hand_over(item: T | None, error: BaseException | None) -> None:
+        while not stopped.is_set():
+            with suppress(Full):
+                made.put((item, error), timeout=0.1)
+                return
+
+    def make() -> None:
+        try:
+            for item in items:
+                hand_over(item, None)
+                if stopped.is_set():
+                    return
+            hand_over(None, StopIteration())
+        except BaseException as error:
+            hand_over(None, error)
+
+    Thread(target=make, daemon=True).start()
+    try:
+        while True:
+            item, error = made.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item  # type: ignore[misc]
+    finally:
+        stopped.set()
 
 
 class EvaluationSamples(Dataset[Sample | str]):

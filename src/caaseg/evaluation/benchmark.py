@@ -208,7 +208,7 @@ def floor_seconds(problem: Problem, seconds: float) -> float:
     """
     column_keys, row_keys, values = problem.maps
     moved = column_keys.nbytes + row_keys.nbytes + 4 * values.nbytes
-    source = torch.empty(moved // 2, dtype=torch.uint8, device=values.device)  # each byte is read and written
+    source = values.new_empty(moved // 2 // values.element_size())  # each byte is read and written
     target = torch.empty_like(source)
     return graph_seconds(lambda: target.copy_(source), seconds)
 

@@ -1,4 +1,8 @@
-"""What a run measured: metrics.jsonl, one JSON object a line, and the same numbers for TensorBoard."""
+"""What a run measured: metrics.jsonl, one JSON object a line, and the same numbers for TensorBoard.
+
+A line of training has the loss, the learning rate, images a second and the share of the time that was spent waiting for
+batches: well above 0, more workers help.
+"""
 
 import json
 import math

@@ -167,6 +167,8 @@ class Conductor(L.Callback):
         self._unread: Outcome | None = None
         self._clock_start = 0.0
         self._clock_step = start
+        self._batch_ended = 0.0
+        self._waited = 0.0  # seconds for the next batch, since the clock's start
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, TrainingModule)
@@ -183,7 +185,13 @@ class Conductor(L.Callback):
             # Lightning has set its own by now, which takes no care of what ranks are at; it restores what was before.
             signal.signal(signal.SIGTERM, stop)
             signal.signal(signal.SIGINT, stop)
+        self._batch_ended = time.perf_counter()
         self._restart_clock(module.step)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        self._waited += time.perf_counter() - self._batch_ended
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
@@ -195,6 +203,7 @@ class Conductor(L.Callback):
         save = last or module.stopping or step % recipe.checkpoint_every == 0
         self._read()  # the step before: the device has long done it
         self._unread = module.outcome
+        self._batch_ended = time.perf_counter()
         if not (validate or save):
             return
         self._read()
@@ -207,6 +216,7 @@ class Conductor(L.Callback):
             checkpoints.write_checkpoint(self.folder, {**module.state(), "best": self.best})
         trainer.should_stop = module.stopping
         trainer.strategy.barrier()
+        self._batch_ended = time.perf_counter()
         self._restart_clock(step)
 
     def close(self) -> None:
@@ -234,10 +244,11 @@ class Conductor(L.Callback):
             return
         loss, seconds = float(outcome.loss), time.perf_counter() - self._clock_start
         speed = (outcome.step - self._clock_step) * self.recipe.batch_size / max(seconds, 1e-9)
-        self._clock_start, self._clock_step = time.perf_counter(), outcome.step
+        waiting = self._waited / max(seconds, 1e-9)
+        self._restart_clock(outcome.step)
         if self.journal is not None:
             rate = learning_rate(outcome.step - 1, self.recipe.steps, self.recipe.optimiser)
-            self.journal.write(outcome.step, {"loss": loss, "lr": rate, "images_per_second": speed})
+            self.journal.write(outcome.step, {"loss": loss, "lr": rate, "images_per_second": speed, "waiting": waiting})
             if self.progress is not None:
                 self.progress(Progress(outcome.step, self.recipe.steps, loss, speed, self.mean_iou))
 
@@ -261,7 +272,7 @@ class Conductor(L.Callback):
 
     def _restart_clock(self, step: int) -> None:
         """After this step, so that validation and saving do not count as slow training."""
-        self._clock_start, self._clock_step = time.perf_counter(), step
+        self._clock_start, self._clock_step, self._waited = time.perf_counter(), step, 0.0
 
 
 def save_model(model: Segmenter, folder: Path, recipe: Recipe, step: int, mean_iou: float | None) -> None:

@@ -1,0 +1,184 @@
+"""The GPU kernels, run by Triton's interpreter: the arithmetic of every line length, dtype and gradient."""
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from caaseg.attention import ChannelGate, ChannelizedAxialAttention, Implementation, channelized_axial_attention
+from caaseg.attention.gate import Gate
+
+pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels here, is not installed")
+
+from caaseg.attention import fused, kernels
+
+pytestmark = pytest.mark.skipif(not kernels.INTERPRETED, reason="triton was imported before TRITON_INTERPRET=1 was set")
+
+# The interpreter cuts bfloat16 numbers off where a GPU rounds them, one product after another.
+LIMITS = {torch.float32: 1.5, torch.float16: 1.5, torch.bfloat16: 12.0}
+
+Both = tuple[bool, bool]
+
+
+def attend(maps: list[Tensor], gates: Sequence[Gate | None], implementation: Implementation) -> Tensor:
+    column_keys, row_keys, values = maps
+    column_gate, row_gate = gates
+    return channelized_axial_attention(
+        column_keys, row_keys, values, column_gate, row_gate, implementation=implementation
+    )
+
+
+def draw(
+    size: tuple[int, int], dtype: torch.dtype, *, channels: int = 20, key_channels: int = 5, batch: int = 1
+) -> tuple[list[Tensor], list[ChannelGate], Tensor]:
+    """Keys, values, gates that are smooth (or gradients would jump where rounding turns a sign), and a cotangent."""
+    maps = [
+        (torch.randn(batch, c, *size) * scale).to(dtype).requires_grad_()
+        for c, scale in ((key_channels, 2 / key_channels**0.5), (key_channels, 2 / key_channels**0.5), (channels, 1.0))
+    ]
+    gates = [ChannelGate(channels, layers=3, width=12).to(dtype) for _ in range(2)]
+    for gate in gates:
+        gate.slope = 1.0
+    return maps, gates, torch.randn(batch, channels, *size).to(dtype)
+
+
+def results(
+    maps: list[Tensor],
+    gates: list[ChannelGate],
+    cotangent: Tensor,
+    implementation: Implementation,
+    gated: Both,
+) -> list[Tensor]:
+    """The output, and the gradients of all maps and of the weights of the gates that are used."""
+    used: list[Gate | None] = [gate if on else None for gate, on in zip(gates, gated, strict=True)]
+    output = attend(maps, used, implementation)
+    weights = [p for gate, on in zip(gates, gated, strict=True) if on for p in gate.parameters()]
+    return [output.detach(), *torch.autograd.grad(output, [*maps, *weights], cotangent)]
+
+
+def errors(ours: list[Tensor], exact: list[Tensor]) -> list[float]:
+    return [float((a.double() - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(ours, exact, strict=True)]
+
+
+def widened(
+    maps: list[Tensor], gates: list[ChannelGate], cotangent: Tensor
+) -> tuple[list[Tensor], list[ChannelGate], Tensor]:
+    wide = [m.detach().double().requires_grad_() for m in maps]
+    return wide, [copy.deepcopy(gate).double() for gate in gates], cotangent.double()
+
+
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 17), (33, 2), (2, 31), (1, 130)], ids=str)
+def test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_forms(
+    size: tuple[int, int], dtype: torch.dtype
+) -> None:
+    problem = draw(size, dtype)
+    exact = results(*widened(*problem), "factorised", (True, True))
+    ours = errors(results(*problem, "fused", (True, True)), exact)
+    factorised = errors(results(*problem, "factorised", (True, True)), exact)
+    least = 4 * torch.finfo(dtype).eps  # where there are few numbers, chance may round all of the other's right
+    for mine, other in zip(ours, factorised, strict=True):
+        assert mine <= max(LIMITS[dtype] * other, least)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize("size", [(32, 33), (65, 65), (257, 2), (1, 512)], ids=str)
+def test_the_same_of_larger_maps(size: tuple[int, int], dtype: torch.dtype) -> None:
+    test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_forms(size, dtype)
+
+
+@pytest.mark.parametrize("gated", [(False, False), (True, False), (False, True)], ids=str)
+def test_either_gate_may_be_missing(gated: Both) -> None:
+    problem = draw((4, 6), torch.float32, batch=2)
+    exact = results(*widened(*problem), "factorised", gated)
+    assert max(errors(results(*problem, "fused", gated), exact)) < 2e-6
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
+def test_any_layout_is_read_and_the_output_is_channels_last(layout: str) -> None:
+    maps, gates, _ = draw((3, 5), torch.float32)
+    with torch.no_grad():
+        expected = attend(maps, gates, "factorised")
+        if layout == "channels_last":
+            maps = [m.contiguous(memory_format=torch.channels_last) for m in maps]
+        if layout == "transposed":
+            maps = [m.transpose(2, 3).contiguous().transpose(2, 3) for m in maps]
+        output = attend(maps, gates, "fused")
+    torch.testing.assert_close(output, expected)
+    assert output.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_gate_of_ones_own_is_asked() -> None:
+    maps, _, cotangent = draw((3, 4), torch.float32)
+    matrix = torch.randn(20, 20, requires_grad=True)
+
+    def gate(pooled: Tensor) -> Tensor:
+        return (pooled @ matrix).sigmoid()
+
+    found = []
+    both: list[Implementation] = ["fused", "factorised"]
+    for implementation in both:
+        output = attend(maps, [gate, gate], implementation)
+        found.append([output.detach(), *torch.autograd.grad(output, [*maps, matrix], cotangent)])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_the_paper_s_gate_in_one_launch_is_the_module() -> None:
+    gate = ChannelGate(20, layers=5, width=24, activation="relu")
+    pooled = torch.randn(2, 7, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+    seen: list[Tensor] = []
+    gate.register_forward_hook(lambda module, given, answer: seen.append(answer))
+    fused._ask(gate, pooled, "gate")
+    assert len(seen) == 1  # what is hooked to a module is called
+
+
+def test_two_runs_are_the_same_bit_for_bit() -> None:
+    problem = draw((6, 33), torch.float32)
+    first, second = (results(*problem, "fused", (True, True)) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_block_and_plain_axial_attention_run_it() -> None:
+    features = torch.randn(1, 6, 4, 5)
+    for channelize in (True, False):
+        torch.manual_seed(0)
+        block = ChannelizedAxialAttention(6, key_channels=4, value_channels=8, channelize=channelize).eval()
+        with torch.no_grad():
+            expected = block(features)
+            block.implementation = "fused"
+            torch.testing.assert_close(block(features), expected)
+
+
+def test_asked_for_by_name_it_runs_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    maps, gates, _ = draw((2, 3), torch.float32)
+
+    def ask(maps: list[Tensor]) -> None:
+        attend(maps, gates, "fused")
+
+    with pytest.raises(ValueError, match=r"implementation is 'fused', but values are torch\.float64; expected float16"):
+        ask([m.double() for m in maps])
+    with pytest.raises(ValueError, match=r"keys are torch\.float16 and torch\.float32; expected the dtype of values"):
+        ask([maps[0].half(), *maps[1:]])
+    with pytest.raises(ValueError, match=r"keys have 300 channels; expected at most 256"):
+        ask([torch.randn(1, 300, 2, 3), *maps[1:]])
+    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"the maps are on cpu; expected a GPU; use 'auto'"):
+        ask(maps)
+
+
+@pytest.mark.slow
+def test_torch_compile_keeps_the_kernels_whole() -> None:
+    maps, gates, cotangent = draw((4, 5), torch.float32)
+
+    def plain(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+        return attend([a, b, v], gates, "fused")
+
+    expected = torch.autograd.grad(plain(*maps), maps, cotangent)
+    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    found = torch.autograd.grad(compiled(*maps), maps, cotangent)
+    torch.testing.assert_close(found, expected)
