@@ -171,7 +171,6 @@ def test_asked_for_by_name_it_runs_or_raises(monkeypatch: pytest.MonkeyPatch) ->
         ask(maps)
 
 
-@pytest.mark.slow
 def test_torch_compile_keeps_the_kernels_whole() -> None:
     maps, gates, cotangent = draw((4, 5), torch.float32)
 

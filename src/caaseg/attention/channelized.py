@@ -13,7 +13,6 @@ and g_col, constant along an image row, passes through the row attention, which 
 So the block is plain axial attention times two small gates: O(HW(C + H + W)) memory, against O(HHWC + HWWC).
 """
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
@@ -34,6 +33,7 @@ from caaseg.attention.grouped import grouped_axial_attention
 from caaseg.attention.projection import projection
 
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
+HAS_TRITON = find_spec("triton") is not None
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "factorised", "grouped", "loop", "fused")
 
 
@@ -106,16 +106,11 @@ def _why_not_fused(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str
     """What keeps the fused kernels from this; None where they apply."""
     if torch.compiler.is_exporting():
         return "the model is being exported; expected an ordinary call"  # other software has no such operators
-    if not _has_triton():
+    if not HAS_TRITON:
         return "the package triton is not installed; it comes with torch for GPUs"
     from caaseg.attention.fused import why_not
 
     return why_not(column_keys, row_keys, values)
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def _factorised(

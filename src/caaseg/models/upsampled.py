@@ -8,13 +8,12 @@ beside it. What is left to sum, over lines, is a product with the matrix of the 
 No two programs add to one place: losses and gradients are the same from run to run.
 """
 
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from caaseg.attention.channelized import HAS_TRITON
 from caaseg.data.sample import IGNORE
 
 FEATURES = 16  # of a coarse line, in one program
@@ -23,16 +22,11 @@ PIXELS = 32  # at a time
 
 def applies(logits: Tensor) -> bool:
     """Whether the kernel can take these logits."""
-    if not _has_triton() or logits.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+    if not HAS_TRITON or logits.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         return False
     from caaseg.attention.kernels import INTERPRETED
 
     return logits.is_cuda or INTERPRETED
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 def upsampled_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
