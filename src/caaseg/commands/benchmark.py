@@ -125,6 +125,7 @@ def benchmark_model(
     size: str = "513x513",
     num_classes: int = 59,
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    inference_only: bool = False,
     device: Device = "auto",
     seconds: float = 3.0,
     json: str | None = None,
@@ -132,7 +133,8 @@ def benchmark_model(
 ) -> int:
     """Images a second and peak memory of whole models, ours beside torchvision's, in training and in inference.
 
-    A training step is forward, loss, backward and an SGD step, under autocast, in channels-last layout.
+    A training step is forward, loss, backward and an SGD step, under autocast, in channels-last layout. Each is trained
+    as its makers have it: ours from coarse logits, torchvision's from resized ones. For inference ours is folded.
 
     Args:
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
@@ -143,6 +145,7 @@ def benchmark_model(
         size: height x width of the images; one number is both; several, comma-separated, show how cost grows.
         num_classes: number of classes.
         dtype: what autocast computes in.
+        inference_only: leave training out.
         device: where to run; auto takes a GPU if there is one.
         seconds: about how long to repeat each measurement.
         json: file for the numbers; - is standard output.
@@ -181,7 +184,7 @@ def benchmark_model(
         for name in words_of(models, "--models"):
             if console.is_terminal:
                 console.print(f"measuring {name}", highlight=False)
-            costs.append(model_benchmark.measure_model(name, setting, place, seconds=seconds))
+            costs.append(model_benchmark.measure_model(name, setting, place, seconds=seconds, train=not inference_only))
             if json is not None and json != "-":  # what is measured is kept, should the rest not come to its end
                 write_json(content(), json)
     console.print(model_table(costs))

@@ -60,6 +60,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.evaluation.inference import Predictor
     from caaseg.evaluation.measure import provenance
     from caaseg.models import load_model, with_output_stride
+    from caaseg.models.folding import folded
     from caaseg.reports import scores as reports
 
     if submission is not None and dataset != "cityscapes":
@@ -84,9 +85,8 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)
 
-        predictor = Predictor(
-            network.to(place), scales=factors, flip=flip, window=area, average=average, precision=precision
-        )
+        served = folded(network).to(place)
+        predictor = Predictor(served, scales=factors, flip=flip, window=area, average=average, precision=precision)
         evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)
     if rank > 0:  # the first process speaks for all
         return 0

@@ -9,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from caaseg.evaluation.measure import Cost, is_out_of_memory, measure
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
+from caaseg.models.folding import folded
 from caaseg.models.resize import resize
 from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
@@ -29,14 +30,16 @@ class ModelCost(NamedTuple):
 
     model: str
     size: tuple[int, int]
-    training_images_per_second: float | None  # None where memory ran out, as all that follow
+    training_images_per_second: float | None  # None where memory ran out or nobody asked, as all that follow
     training_peak_bytes: int | None
     inference_images_per_second: float | None
     inference_peak_bytes: int | None
 
 
-def measure_model(name: str, setting: Setting, device: torch.device, *, seconds: float) -> ModelCost:
-    """Build a model, train it for a while on random images, then run it.
+def measure_model(
+    name: str, setting: Setting, device: torch.device, *, seconds: float, train: bool = True
+) -> ModelCost:
+    """Build a model, train it for a while on random images, then run it, ours with its normalisations folded.
 
     Args:
         name: a head of ours, "caa:grouped", "torchvision:fcn" or "torchvision:deeplabv3"; ":compiled" behind it has
@@ -44,13 +47,14 @@ def measure_model(name: str, setting: Setting, device: torch.device, *, seconds:
         setting: backbone, sizes and dtype.
         device: where.
         seconds: about how long to repeat each of the two.
+        train: whether training is measured too.
     """
     training: Cost | None
     inference: Cost | None
     plain, compiled = name.removesuffix(":compiled"), name.endswith(":compiled")
     try:
         model = build(plain, setting).to(device)
-        training, inference = _train_and_infer(model, setting, device, seconds, compiled)
+        training, inference = _train_and_infer(model, setting, device, seconds, compiled, train)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -69,8 +73,8 @@ def measure_model(name: str, setting: Setting, device: torch.device, *, seconds:
 
 
 def _train_and_infer(
-    model: nn.Module, setting: Setting, device: torch.device, seconds: float, compiled: bool
-) -> tuple[Cost, Cost]:
+    model: nn.Module, setting: Setting, device: torch.device, seconds: float, compiled: bool, train: bool
+) -> tuple[Cost | None, Cost]:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
     labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)
@@ -78,27 +82,33 @@ def _train_and_infer(
     autocast = torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
     # As each is trained: ours from coarse logits, others from those that they resize themselves.
     network: Any = model.coarse if isinstance(model, Segmenter) else model
-    whole: Any = model
     if compiled:
         torch.compiler.reset()
-        network, whole = torch.compile(network, dynamic=False), torch.compile(model, dynamic=False)
+        network = torch.compile(network, dynamic=False)
 
-    def train() -> None:
+    def step() -> None:
         with autocast:
             losses = [_loss(logits, labels) for logits in outputs(network(images))]
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         optimiser.zero_grad()
 
+    training = None
+    if train:
+        step()  # makes the momentum, so that it counts as given
+        momentum = [state["momentum_buffer"] for state in optimiser.state.values()]
+        given = [images, labels, *model.parameters(), *model.buffers(), *momentum]
+        training = measure(step, given, device, seconds=seconds)
+
+    served: Any = folded(model) if isinstance(model, Segmenter) else model.eval()
+    given = [images, *served.parameters(), *served.buffers()]
+    if compiled:
+        served = torch.compile(served, dynamic=False)
+
     def infer() -> Tensor:
         with torch.inference_mode(), autocast:
-            return outputs(whole(images))[0]
+            return outputs(served(images))[0]
 
-    train()  # makes the momentum, so that it counts as given
-    momentum = [state["momentum_buffer"] for state in optimiser.state.values()]
-    given = [images, labels, *model.parameters(), *model.buffers()]
-    training = measure(train, [*given, *momentum], device, seconds=seconds)
-    model.eval()
     return training, measure(infer, given, device, seconds=seconds)
 
 

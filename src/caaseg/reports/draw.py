@@ -90,7 +90,14 @@ def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
         for colour, model in zip(COLOURS * len(models), models, strict=False):
             points = [(cost.size[1], value(cost)) for cost in costs if cost.model == model]
             shown = [(side, height) for side, height in points if height is not None]
-            panel.plot(*zip(*shown, strict=True), color=colour, marker="o", markersize=4, label=model)
+            panel.plot(
+                [side for side, _ in shown],
+                [height for _, height in shown],
+                color=colour,
+                marker="o",
+                markersize=4,
+                label=model,
+            )
         panel.set_title(title, fontsize=10)
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")

@@ -132,7 +132,7 @@ def paper_table(rows: Sequence[PaperRow]) -> Table:
 
 def model_table(costs: Sequence[ModelCost]) -> Table:
     """A line a model: images a second and peak memory, in training and in inference."""
-    table = Table(title="Whole models; empty where memory ran out", title_justify="left")
+    table = Table(title="Whole models", title_justify="left")
     table.add_column("model")
     for heading in ("size", "training\nimages/s", "peak\nMB", "inference\nimages/s", "peak\nMB"):
         table.add_column(heading, justify="right")
