@@ -28,9 +28,7 @@ def folded(model: Segmenter) -> Segmenter:
 
 def _pairs(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d]]:
     """Every convolution whose output goes into a normalisation, and nowhere else."""
-    made: dict[
-        int, tuple[nn.Conv2d, Tensor]
-    ] = {}  # by the output's identity; it is kept alive, so that ids stay its own
+    made: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # by the output's id; outputs are kept, so that no id is used again
     found: dict[nn.Conv2d, list[nn.Module]] = {}
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:

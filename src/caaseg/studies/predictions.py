@@ -35,6 +35,7 @@ from caaseg.evaluation.measure import is_out_of_memory
 from caaseg.evaluation.streaming import blended_parts, grid_disagreement, is_cut
 from caaseg.files import written_whole
 from caaseg.models import load_model, with_output_stride
+from caaseg.models.folding import folded
 from caaseg.models.onnx_model import ONNX_SUFFIX, OnnxModel
 from caaseg.reports.pictures import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
 from caaseg.studies.claims import Claims
@@ -154,7 +155,7 @@ def open_subject(
         hashed.update(name.encode())
         hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     palette = config.palette or distinct_colours(config.num_classes)
-    return Subject(network.to(device), config.num_classes, config.classes, palette, hashed.hexdigest())
+    return Subject(folded(network).to(device), config.num_classes, config.classes, palette, hashed.hexdigest())
 
 
 def predict_pictures(
