@@ -27,6 +27,9 @@ R = TypeVar("R")
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_KEY_CHANNELS = 256
+LONGEST = 128  # positions of which weights, and gradients of weights, still fit the registers
+BLOCK = 64  # positions of a part of a longer line
+TAIL = 16  # positions more than a power of two that are a part of their own
 
 
 def why_not(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
@@ -88,9 +91,8 @@ class Blocks(NamedTuple):
     @classmethod
     def of(cls, lines: Lines, keys: Tensor, values: Tensor) -> "Blocks":
         wide = values.dtype == torch.float32
-        longest = 32 if wide else 128  # of which weights, and gradients of weights, still fit the registers
-        whole = lines.length <= longest
-        positions = max(_power(lines.length), 16) if whole else (32 if wide else 64)
+        whole = lines.length <= (LONGEST // 4 if wide else LONGEST)
+        positions = max(_power(lines.length), 16) if whole else (BLOCK // 2 if wide else BLOCK)
         channels = min(max(_power(values.shape[1]), 16), 32 if wide else 64)
         return cls(positions, channels, max(_power(keys.shape[1]), 16), 8 if positions > 64 else 4, whole)
 
@@ -111,13 +113,20 @@ def _launch_gather(
     lines, out = Lines.of(values, rows), torch.empty_like(values)
     sums = values.new_empty(2, n, lines.number, lines.length, dtype=torch.float32)
     blocks = Blocks.of(lines, keys, values)
-    per_line = _blocks(lines.length, blocks.positions)
-    span = blocks.channels if not blocks.whole else _span(n * lines.number, c, blocks.channels)
-    kernels.gather_kernel[(n * lines.number, per_line, _blocks(c, span))](
-        keys, values, gate, out, sums, *lines, c, keys.shape[1],
-        gated=gate is not None, one_block=blocks.whole, block_d=blocks.keys, block=blocks.positions,
-        block_c=blocks.channels, span=span, num_warps=blocks.warps,
-    )  # fmt: skip
+    given = (keys, values, gate, out, sums, *lines, c, keys.shape[1])
+    main = _power(lines.length) // 2
+    if values.dtype != torch.float32 and 32 <= main <= LONGEST and lines.length - main <= TAIL:
+        span = _span(n * lines.number, c, blocks.channels)
+        kernels.gather_with_tail_kernel[(n * lines.number, 1, _blocks(c, span))](
+            *given, gated=gate is not None, block_d=blocks.keys, block=main, tail=TAIL, block_c=blocks.channels,
+            span=span, num_warps=4,
+        )  # fmt: skip
+    else:
+        span = blocks.channels if not blocks.whole else _span(n * lines.number, c, blocks.channels)
+        kernels.gather_kernel[(n * lines.number, _blocks(lines.length, blocks.positions), _blocks(c, span))](
+            *given, gated=gate is not None, one_block=blocks.whole, block_d=blocks.keys, block=blocks.positions,
+            block_c=blocks.channels, span=span, num_warps=blocks.warps,
+        )  # fmt: skip
     pooled = values.new_empty(n, lines.length, c if pool else 0)
     if pool:
         channels = min(_power(c), 512)
@@ -204,6 +213,26 @@ def _launch_gate(pooled: Tensor, weights: list[Tensor], slope: float, keep: bool
         layers=len(hidden), kept=keep, block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
     )  # fmt: skip
     return gates, states
+
+
+def _launch_gate_backward(
+    grad: Tensor, pooled: Tensor, gates: Tensor, states: Tensor, weights: list[Tensor], slope: float
+) -> tuple[Tensor, list[Tensor]]:
+    """Gradients of what was pooled, and of each layer's weights."""
+    first, *hidden, last = weights
+    n, length, c = pooled.shape
+    width = first.shape[0]
+    grad_logits, grad_states, grad_pooled = torch.empty_like(grad), torch.empty_like(states), torch.empty_like(pooled)
+    kernels.gate_backward_kernel[(_blocks(n * length, 16),)](
+        grad, gates, states, first, tuple(hidden), last, grad_logits, grad_states, grad_pooled,
+        n * length, c, width, slope,
+        layers=len(hidden), block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
+    )  # fmt: skip
+    of_first = grad_states[0].T @ pooled.flatten(0, 1)  # (U, C)
+    of_hidden = grad_states[1:].mT @ states[:-1]  # (layers, U, U)
+    of_last = grad_logits.flatten(0, 1).T @ states[-1]  # (C, U)
+    grads = [of_first, *of_hidden, of_last]
+    return grad_pooled, [found.to(weight.dtype) for found, weight in zip(grads, weights, strict=True)]
 
 
 def _blocks(length: int, block: int) -> int:
@@ -318,15 +347,8 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         pooled, gates, states, *weights = ctx.saved_tensors
-        inputs = [pooled.flatten(0, 1), *states]  # of each layer, (N * L, C) and (N * L, U)
-        grad = torch.ops.aten.sigmoid_backward(grad, gates).flatten(0, 1)
-        grads: list[Tensor] = []
-        for layer in reversed(range(len(weights))):
-            grads.append((grad.T @ inputs[layer]).to(weights[layer].dtype))
-            grad = grad @ weights[layer].to(grad.dtype)
-            if layer > 0:  # its input is what an activation gave, of the same sign as what it was given
-                grad = torch.ops.aten.leaky_relu_backward(grad, inputs[layer], ctx.slope, True)
-        return grad.view_as(pooled), None, *reversed(grads)
+        grad_pooled, grads = _launch_gate_backward(grad.contiguous(), pooled, gates, states, weights, ctx.slope)
+        return grad_pooled, None, *grads
 
 
 _gather_operator.register_autograd(_Gather.backward, setup_context=_Gather.setup_context)  # type: ignore[attr-defined]

@@ -163,6 +163,71 @@ def gather_kernel(
 
 
 @jit
+def gather_with_tail_kernel(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    out: tl.tensor,
+    sums: tl.tensor,
+    lines: tl.tensor,
+    length: tl.tensor,
+    step_line: tl.tensor,
+    step_position: tl.tensor,
+    depth: tl.tensor,
+    key_depth: tl.tensor,
+    gated: tl.constexpr,
+    block_d: tl.constexpr,
+    block: tl.constexpr,
+    tail: tl.constexpr,
+    block_c: tl.constexpr,
+    span: tl.constexpr,
+) -> None:
+    """`gather_kernel` for lines a little longer than a power of two, such as the 65 features of 513 pixels.
+
+    A block of 128 would be half empty. So a line is a block and a tail, and its weights are four parts.
+    """
+    line = tl.program_id(0)
+    start = _start(line, lines, length, step_line)
+    of_key = tl.arange(0, block_d)
+    at, at_tail = tl.arange(0, block), block + tl.arange(0, tail)
+    of_block = _tile(keys, start, at, length, step_position, of_key, key_depth)
+    of_tail = _tile(keys, start, at_tail, length, step_position, of_key, key_depth)
+    kind: tl.constexpr = values.dtype.element_ty
+
+    to_block, to_tail = _scores(of_block, of_block, at, length), _scores(of_block, of_tail, at_tail, length)
+    top = tl.maximum(tl.max(to_block, 1), tl.max(to_tail, 1))
+    to_block, to_tail = tl.exp(to_block - top[:, None]), tl.exp(to_tail - top[:, None])
+    scale = 1 / (tl.sum(to_block, 1) + tl.sum(to_tail, 1))
+    block_block, block_tail = (to_block * scale[:, None]).to(kind), (to_tail * scale[:, None]).to(kind)
+
+    from_block, from_tail = _scores(of_tail, of_block, at, length), _scores(of_tail, of_tail, at_tail, length)
+    top_tail = tl.maximum(tl.max(from_block, 1), tl.max(from_tail, 1))
+    from_block, from_tail = tl.exp(from_block - top_tail[:, None]), tl.exp(from_tail - top_tail[:, None])
+    scale_tail = 1 / (tl.sum(from_block, 1) + tl.sum(from_tail, 1))
+    tail_block, tail_tail = (from_block * scale_tail[:, None]).to(kind), (from_tail * scale_tail[:, None]).to(kind)
+
+    if tl.program_id(2) == 0:
+        other = sums + tl.num_programs(0) * length
+        tl.store(sums + line * length + at, top, at < length)
+        tl.store(other + line * length + at, scale, at < length)
+        tl.store(sums + line * length + at_tail, top_tail, at_tail < length)
+        tl.store(other + line * length + at_tail, scale_tail, at_tail < length)
+
+    for c in range(0, span, block_c):
+        channels = tl.program_id(2) * span + c + tl.arange(0, block_c)
+        tile = _tile(values, start, at, length, step_position, channels, depth)
+        tile_tail = _tile(values, start, at_tail, length, step_position, channels, depth)
+        gathered = _product(block_block, tile) + _product(block_tail, tile_tail)
+        gathered_tail = _product(tail_block, tile) + _product(tail_tail, tile_tail)
+        if gated:
+            factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
+            gathered *= factor
+            gathered_tail *= factor
+        _put(out, gathered, start, at, length, step_position, channels, depth)
+        _put(out, gathered_tail, start, at_tail, length, step_position, channels, depth)
+
+
+@jit
 def _incoming(
     grad: tl.tensor,
     grad_pooled: tl.tensor,
@@ -525,3 +590,49 @@ def gate_kernel(
 def _activated(state: tl.tensor, slope: tl.tensor, like: tl.tensor) -> tl.tensor:
     narrow = state.to(like.dtype.element_ty).to(tl.float32)
     return tl.where(narrow > 0, narrow, narrow * slope).to(like.dtype.element_ty)
+
+
+@jit
+def gate_backward_kernel(
+    grad: tl.tensor,  # (positions, C), of gates
+    gates: tl.tensor,  # (positions, C)
+    states: tl.tensor,  # (layers + 1, positions, width)
+    first: tl.tensor,
+    hidden: tl.tensor,
+    last: tl.tensor,
+    grad_logits: tl.tensor,  # (positions, C)
+    grad_states: tl.tensor,  # (layers + 1, positions, width), before the activations
+    grad_pooled: tl.tensor,  # (positions, C)
+    positions: tl.tensor,
+    depth: tl.tensor,
+    width: tl.tensor,
+    slope: tl.tensor,
+    layers: tl.constexpr,  # of `hidden`
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    block_w: tl.constexpr,
+) -> None:
+    """The way back through a channel gate. Gradients of weights are products of what it gives."""
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    units = tl.arange(0, block_w)
+    kind: tl.constexpr = grad.dtype.element_ty
+    state = tl.zeros([block, block_w], tl.float32)
+    for c in range(0, depth, block_c):
+        channels = c + tl.arange(0, block_c)
+        gate = _tile(gates, 0, at, positions, 1, channels, depth).to(tl.float32)
+        incoming = _tile(grad, 0, at, positions, 1, channels, depth).to(tl.float32)
+        of_logits = (incoming * gate * (1 - gate)).to(kind)
+        _put(grad_logits, of_logits, 0, at, positions, 1, channels, depth)
+        state += _product(of_logits, _tile(last, 0, channels, depth, 1, units, width).to(kind))
+    for step in tl.static_range(layers + 1):
+        skipped = (layers - step) * positions * width
+        given = _tile(states + skipped, 0, at, positions, 1, units, width).to(tl.float32)
+        narrow = tl.where(given > 0, state, state * slope).to(kind)
+        _put(grad_states + skipped, narrow, 0, at, positions, 1, units, width)
+        if step < layers:
+            state = _product(narrow, _tile(hidden[layers - 1 - step], 0, units, width, 1, units, width).to(kind))
+            state = state.to(kind).to(tl.float32)
+    for c in range(0, depth, block_c):
+        channels = c + tl.arange(0, block_c)
+        of_first = _tile(first, 0, units, width, 1, channels, depth).to(kind)
+        _put(grad_pooled, _product(narrow, of_first), 0, at, positions, 1, channels, depth)
