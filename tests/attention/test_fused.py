@@ -78,7 +78,8 @@ def test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_form
     exact = results(*widened(*problem), "factorised", (True, True))
     ours = errors(results(*problem, "fused", (True, True)), exact)
     factorised = errors(results(*problem, "factorised", (True, True)), exact)
-    least = 4 * torch.finfo(dtype).eps  # where there are few numbers, chance may round all of the other's right
+    few = problem[0][0].numel() < 100  # chance may round all of the other's right
+    least = 8 * torch.finfo(dtype).eps if few else 0.0
     for mine, other in zip(ours, factorised, strict=True):
         assert mine <= max(LIMITS[dtype] * other, least)
 
