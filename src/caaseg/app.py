@@ -36,7 +36,6 @@ MAX_PIXELS = 25_000_000
 LONGEST = 1024
 """Larger images are scaled down to this: the attention of a click is kept for every pixel."""
 
-GIVE = f"Your image, at most {MAX_MEGABYTES} MB and {MAX_PIXELS // 10**6} megapixels"
 SUFFIXES = [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm"]
 EXAMPLE = 96  # of the test scenes
 SESSIONS = 16  # whose images are kept at a time
@@ -146,7 +145,13 @@ def build(models: Models) -> gr.Blocks:
         state = gr.State(time_to_live=3600)
         gr.HTML(draw.page_heading(models), padding=False)
         with gr.Row(equal_height=True, elem_id="given"):
-            file = gr.File(label=GIVE, file_types=SUFFIXES, height=128, elem_id="upload", scale=3)
+            file = gr.File(
+                label=f"Your image, up to {MAX_MEGABYTES} MB",
+                file_types=SUFFIXES,
+                height=132,
+                elem_id="upload",
+                scale=3,
+            )
             opacity = gr.Slider(
                 0,
                 100,

@@ -111,10 +111,6 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
             _make_customary(child)
 
 
-def _explained(command: Command, parameter: str) -> str:
-    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
-
-
 def _takes_overrides(command: Command) -> bool:
     """Whether every value of a recipe is an option of the command too."""
     return "overrides" in signature(command).parameters
