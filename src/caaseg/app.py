@@ -185,19 +185,23 @@ def build(models: Models) -> gr.Blocks:
             drawn = [*overlays(models, shown, strength), *explanations(models, shown)]
             return [None, shown, draw.message(sentence), *drawn]
 
-        def click(shown: Shown, strength: float, event: gr.SelectData) -> list[Any]:
+        def click(shown: Shown | None, strength: float, event: gr.SelectData) -> dict[Any, Any]:
+            if shown is None:  # an hour passed, or others came
+                return {told: draw.message("The image is no longer kept; give it again.", problem=True)}
             chosen = clicked(shown, *event.index)
-            return [chosen, *overlays(models, chosen, strength), *explanations(models, chosen)]
+            drawn = [*overlays(models, chosen, strength), *explanations(models, chosen)]
+            return {state: chosen, **dict(zip([*pictures, *parts], drawn, strict=True))}
 
         def fade(shown: Shown | None, strength: float) -> dict[Any, Any]:  # by place: a list of one is taken for itself
-            return {} if shown is None else dict(zip(pictures, overlays(models, shown, strength), strict=True))
+            drawn = [gr.skip()] * len(pictures) if shown is None else overlays(models, shown, strength)
+            return dict(zip(pictures, drawn, strict=True))
 
         # One at a time: a model listens to one image.
         common: dict[str, Any] = {"concurrency_id": "models", "concurrency_limit": 1, "api_visibility": "private"}
         page.load(begin, None, [state, told, *pictures, *parts], **common)
         file.upload(take, [file, opacity], [file, state, told, *pictures, *parts], **common)
         for picture in pictures:
-            picture.select(click, [state, opacity], [state, *pictures, *parts], show_progress="hidden", **common)
+            picture.select(click, [state, opacity], [state, told, *pictures, *parts], show_progress="hidden", **common)
         opacity.change(fade, [state, opacity], pictures, show_progress="hidden", trigger_mode="always_last", **common)
     return page
 
