@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
+from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from caaseg import __version__
 from caaseg.commands.benchmark import benchmark_attention, benchmark_loader, benchmark_model, flops
+from caaseg.commands.compare import compare_models
+from caaseg.commands.conflicts import conflicts
 from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
@@ -23,6 +26,8 @@ Command = Callable[..., int]
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo,
     "evaluate": evaluate_model,
+    "compare": compare_models,
+    "conflicts": conflicts,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "reproduce": reproduce,
@@ -81,11 +86,18 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
         if isinstance(command, dict):
             _add_commands(child, command, explained)
         else:
-            # Keyword-only parameters are options.
-            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides"})
+            # Keyword-only parameters are options, and a list is one word or more.
+            lists = {name for name, given in signature(command).parameters.items() if given.annotation == list[str]}
+            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides", *lists})
+            for name in lists:
+                child.add_argument(name, nargs="+", type=str, metavar=name, help=_explained(command, name))
             if explained and _takes_overrides(command):
                 add_recipe_arguments(child)
             _make_customary(child)
+
+
+def _explained(command: Command, parameter: str) -> str:
+    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
 
 
 def _takes_overrides(command: Command) -> bool:
