@@ -20,7 +20,8 @@ def compare_models(
 ) -> int:
     """Draw image, truth and what each of several models says side by side, where they differ most in boxes.
 
-    The images are those on which the models differ on the largest share of the labelled pixels.
+    The images are those on which the models differ on the largest share of the labelled pixels, each from its own
+    stretch of the split: neighbours, as of one film, are much alike.
 
     Args:
         models: two or more of the same classes; each a run's folder, the folder of a saved model, or a hub id.
@@ -28,7 +29,7 @@ def compare_models(
         out: file for the figure (.png, .svg or .pdf).
         root: folder of the dataset; scenes need none.
         split: train, val or test, as the dataset has them.
-        images: how many are drawn.
+        images: how many are drawn, from as many equal stretches of the split.
         device: where to run; auto takes a GPU if there is one.
         workers: processes that read images while the models compute.
         json: file for the numbers of all images; - is standard output.

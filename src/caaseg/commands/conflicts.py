@@ -21,7 +21,7 @@ def conflicts(
     """Show what a part of a model had right and the whole lost: image by image, class by class, on a page.
 
     Of danet, the parts are its spatial and its channel branch; of axial_se, the channel branch behind a stop-gradient.
-    caa has no branches: shown is what changes when its gates are put to their mean over the image's positions.
+    caa has no branches: shown is what changes when its gates are flattened to their means.
 
     Args:
         model: a run's folder, the folder of a saved model, or a hub id; of head danet, axial_se or caa.
@@ -29,7 +29,7 @@ def conflicts(
         out: folder for conflicts.html, conflicts.png and, for caa, gates.png.
         root: folder of the dataset; scenes need none.
         split: train, val or test, as the dataset has them.
-        images: how many of the worst are drawn.
+        images: how many are drawn, from as many equal stretches of the split the worst of each.
         device: where to run; auto takes a GPU if there is one.
         workers: processes that read images while the model computes.
         json: file for the numbers, by class and of all images; - is standard output.

@@ -118,7 +118,7 @@ class Conflicts:
     images: tuple[ImageCounts, ...]
     """All that have a labelled pixel, by the share of their labelled pixels that was lost, the largest first."""
     worst: tuple[Conflict, ...]
-    """The first few of them."""
+    """The first of each stretch of the split, in the same order."""
 
 
 def study_conflicts(
@@ -131,12 +131,13 @@ def study_conflicts(
 ) -> Conflicts:
     """Compare a model's parts with the whole on every image of a dataset, whole and at its own scale.
 
-    Images come and go one by one: the worst few are kept, of the others some numbers.
+    Images come and go one by one. The split is cut into equal stretches, of which the worst image each is kept:
+    neighbours, as of one film, are much alike. Of the others some numbers are kept.
 
     Args:
         model: a danet, axial_se or caa model in evaluation mode.
         dataset: what to look at.
-        number: how many of the worst images to keep.
+        number: how many images to keep.
         workers: processes that read beside this one; 0 reads in this one.
         seen: told how many images are done.
     """
@@ -146,7 +147,7 @@ def study_conflicts(
     check_classes(model.config.num_classes, dataset)
     counts = ConflictCounts(len(views.names), num_classes, predictor.device)
     images: list[ImageCounts] = []
-    worst: list[Conflict] = []
+    worst: dict[int, Conflict] = {}  # by stretch
     for done, batch in enumerate(EvaluationLoader(dataset, workers=workers), start=1):
         of_views = predictor.scores(batch.images).chunk(len(views.names), dim=1)  # V times (1, K, H, W)
         predictions = torch.stack([scores.argmax(1) for scores in of_views], dim=1).to(torch.uint8)  # (1, V, H, W)
@@ -155,19 +156,20 @@ def study_conflicts(
         if labelled > 0:
             one = ImageCounts(batch.names[0], labelled, *(int(pixels.sum()) for pixels in found))
             images.append(one)
-            if len(worst) < number or one.order < worst[-1].counts.order:
-                kept = Conflict(one, batch.images[0], batch.labels[0], predictions[0].cpu(), None)
-                worst = sorted([*worst, kept], key=lambda conflict: conflict.counts.order)[:number]
+            stretch = (done - 1) * number // len(dataset)
+            if stretch not in worst or one.order < worst[stretch].counts.order:
+                worst[stretch] = Conflict(one, batch.images[0], batch.labels[0], predictions[0].cpu(), None)
         if seen is not None:
             seen(done)
     if not images:
         raise ValueError("no pixel of this split is labelled: there is nothing to compare with; take another split")
+    kept = sorted(worst.values(), key=lambda conflict: conflict.counts.order)
     if model.config.head == "caa":
-        worst = [conflict._replace(gates=gates_of(model, conflict.image)) for conflict in worst]
+        kept = [conflict._replace(gates=gates_of(model, conflict.image)) for conflict in kept]
     return Conflicts(
         names=views.names,
         classes=tuple(dataset.classes),
         counts=counts,
         images=tuple(sorted(images, key=lambda one: one.order)),
-        worst=tuple(worst),
+        worst=tuple(kept),
     )

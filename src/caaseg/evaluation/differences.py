@@ -117,7 +117,7 @@ class Differences:
     images: tuple[ImageDifference, ...]
     """All that have a labelled pixel, by the share of them that the models differ on, the largest first."""
     shown: tuple[Compared, ...]
-    """The first few of them."""
+    """The first of each stretch of the split, in the same order."""
 
 
 def study_differences(
@@ -130,7 +130,8 @@ def study_differences(
 ) -> Differences:
     """Compare what models say of every image of a dataset, whole and at its own scale.
 
-    Images come and go one by one: the few that the models differ most on are kept, of the others some numbers.
+    Images come and go one by one. The split is cut into equal stretches, of which the image each is kept that the
+    models differ most on: neighbours, as of one film, are much alike. Of the others some numbers are kept.
 
     Args:
         models: two or more, of the dataset's classes.
@@ -142,7 +143,7 @@ def study_differences(
     predictors = [Predictor(model) for model in models]
     matrices = tuple(ConfusionMatrix(len(dataset.classes)) for _ in models)
     images: list[ImageDifference] = []
-    shown: list[Compared] = []
+    shown: dict[int, Compared] = {}  # by stretch
     for done, batch in enumerate(EvaluationLoader(dataset, workers=workers), start=1):
         label = batch.labels[0]
         scores = (predictor.scores(batch.images)[0] for predictor in predictors)
@@ -155,14 +156,18 @@ def study_differences(
             right = tuple(int((differ & (prediction == label)).sum()) for prediction in predictions)
             one = ImageDifference(batch.names[0], labelled, int(differ.sum()), right)
             images.append(one)
-            if len(shown) < number or one.order < shown[-1].counts.order:
-                kept = Compared(one, batch.images[0], label, predictions, boxes(differ))
-                shown = sorted([*shown, kept], key=lambda compared: compared.counts.order)[:number]
+            stretch = (done - 1) * number // len(dataset)
+            if stretch not in shown or one.order < shown[stretch].counts.order:
+                shown[stretch] = Compared(one, batch.images[0], label, predictions, boxes(differ))
         if seen is not None:
             seen(done)
     if not images:
         raise ValueError("no pixel of this split is labelled: there is nothing to compare with; take another split")
-    return Differences(matrices=matrices, images=tuple(sorted(images, key=lambda one: one.order)), shown=tuple(shown))
+    return Differences(
+        matrices=matrices,
+        images=tuple(sorted(images, key=lambda one: one.order)),
+        shown=tuple(sorted(shown.values(), key=lambda compared: compared.counts.order)),
+    )
 
 
 def _classes(scores: Tensor, dataset: SegmentationDataset) -> Tensor:

@@ -1,15 +1,16 @@
-"""What the parts of a model say beside the whole: the branches of a dual attention, and CAA with its gates levelled.
+"""What the parts of a model say beside the whole: the branches of a dual attention, and CAA with its gates flattened.
 
 DANet's two branches, and the channel branch of the sequential design, were trained to classify. CAA has no such
 branches: its channel attention is a factor within the spatial one. What can be asked of it is what its gates change, so
-its other views are the same network with a gate levelled: put to its mean over the image's positions, channel by
-channel, so that it weighs channels as before but no longer looks where it is. The network was not trained so.
+its other views are the same network with gates flattened. A level gate has its mean over the image's positions, channel
+by channel: it weighs channels as before, but no longer looks where it is. An even gate has its mean over channels too:
+it weighs nothing. The network was not trained so.
 
 Shapes: N batch, V views, K classes, H x W pixels; h x w positions and C channels of the attention.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,18 @@ from caaseg.models.segmenter import Segmenter
 VIEWS = {
     "danet": ("spatial", "channel", "fused"),
     "axial_se": ("channel", "final"),
-    "caa": ("column gate levelled", "row gate levelled", "both levelled", "as trained"),
+    "caa": ("column gate level", "row gate level", "both level", "both even", "as trained"),
 }
 """By head, the views of a model; the last is the model as it is."""
 
-LEVELLED = ((True, False), (False, True), (True, True))  # which gates, of columns and of rows, in the views of caa
+Flatness = Literal["kept", "level", "even"]
+FLATTENED: tuple[tuple[Flatness, Flatness], ...] = (
+    ("level", "kept"),
+    ("kept", "level"),
+    ("level", "level"),
+    ("even", "even"),
+)
+"""What becomes of the column gate and of the row gate in the views of caa."""
 
 
 class Views(nn.Module):
@@ -47,8 +55,8 @@ class Views(nn.Module):
         whole = self.model.classified(coarse, fine)
         views = [whole.branches[name] for name in self.names[:-1] if name in whole.branches]  # (N, K, h, w) each
         if self.model.config.head == "caa":
-            for column, row in LEVELLED:
-                with _block(self.model).register_forward_hook(partial(_level, column=column, row=row)):
+            for column, row in FLATTENED:
+                with _block(self.model).register_forward_hook(partial(_flatten, column=column, row=row)):
                     views.append(self.model.classified(coarse, fine).logits)
         at_one_size = [resize(view, images.shape[2:]) for view in (*views, whole.logits)]
         return torch.cat(at_one_size, dim=1)
@@ -63,26 +71,28 @@ def check_studied(head: str) -> None:
         )
 
 
-def levelled(block: ChannelizedAxialAttention, features: Tensor, *, column: bool, row: bool) -> Tensor:
-    """The output of a CAA block with gates put to their mean over positions.
-
-    Where one gate is levelled, the other keeps the values that it has beside the unlevelled one.
+def flattened(block: ChannelizedAxialAttention, features: Tensor, *, column: Flatness, row: Flatness) -> Tensor:
+    """The output of a CAA block with its gates flattened. A gate that is kept has the values it has in the block.
 
     Args:
         block: the block, which has gates.
         features: its input, (N, C', h, w).
-        column: level the column gate, which has a vector an image row.
-        row: level the row gate, which has a vector an image column.
+        column: what becomes of the column gate, which has a vector an image row.
+        row: what becomes of the row gate, which has a vector an image column.
     """
     maps = block.explain(features)
     assert maps.column_gate is not None
     assert maps.row_gate is not None
-    g_col, g_row = (
-        gate.mean(1, keepdim=True).expand_as(gate) if flat else gate  # (N, h, C), (N, w, C)
-        for gate, flat in ((maps.column_gate, column), (maps.row_gate, row))
-    )
+    g_col, g_row = _flat(maps.column_gate, column), _flat(maps.row_gate, row)
     keys_and_values = block.column_keys(features), block.row_keys(features), block.values(features)
     return channelized_axial_attention(*keys_and_values, lambda _: g_col, lambda _: g_row, implementation="factorised")
+
+
+def _flat(gate: Tensor, how: Flatness) -> Tensor:
+    """(N, L, C) -> (N, L, C)."""
+    if how == "kept":
+        return gate
+    return gate.mean(1 if how == "level" else (1, 2), keepdim=True).expand_as(gate)
 
 
 class Gates(NamedTuple):
@@ -112,6 +122,8 @@ def _block(model: Segmenter) -> ChannelizedAxialAttention:
     return block
 
 
-def _level(block: ChannelizedAxialAttention, given: tuple[Tensor], _: Tensor, *, column: bool, row: bool) -> Tensor:
+def _flatten(
+    block: ChannelizedAxialAttention, given: tuple[Tensor], _: Tensor, *, column: Flatness, row: Flatness
+) -> Tensor:
     """A hook that gives another output than the block's."""
-    return levelled(block, given[0], column=column, row=row)
+    return flattened(block, given[0], column=column, row=row)

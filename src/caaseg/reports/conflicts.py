@@ -23,7 +23,7 @@ from caaseg.reports.sheet import marked
 
 LOST: Colour = (225, 45, 60)
 WON: Colour = (20, 120, 165)
-OPEN: Colour = (240, 190, 80)
+OPEN: Colour = (246, 205, 115)
 CHANNELS = 32  # whose gates are drawn
 LEAST = 0.001  # of a gate, which is from 0 to 1: what varies by less is drawn as level
 RANKED = 20  # images in the page's list
@@ -62,14 +62,15 @@ WORDINGS = {
     ),
     "caa": Wording(
         lead="Channelized axial attention has no branches that classify: its channel attention is a factor of the "
-        "spatial one. Shown instead is what its gates change. A levelled gate is put to its mean over the image's rows "
-        "(column gate) or columns (row gate), channel by channel: it weighs channels as before, but no longer looks "
-        "where it is. The other gate keeps its values.",
-        lost="right with a gate levelled, wrong as trained",
-        won="right as trained alone",
-        disagree="the levelled ones disagree, neither lost nor won",
-        caution="The network was not trained with levelled gates: this says what it makes of them, not what it would "
-        "be without them, and its numbers do not compare with those of branches.",
+        "spatial one. Shown instead is what its gates change, by flattening them. A level gate has its mean over the "
+        "image's rows (column gate) or columns (row gate), channel by channel: it weighs channels as before, but no "
+        "longer looks where it is. An even gate has one value, its mean over channels too: it weighs nothing. A gate "
+        "that is not flattened keeps its values.",
+        lost="right with flattened gates, wrong as trained",
+        won="right as trained, wrong with any gate flattened",
+        disagree="the flattened ones disagree, neither lost nor won",
+        caution="The network was not trained with flattened gates: this says what it makes of its gates, not what it "
+        "would be had it learned without, and its numbers do not compare with those of branches.",
     ),
 }
 
@@ -232,7 +233,7 @@ def draw_conflicts(conflicts: Conflicts, wording: Wording, palette: Sequence[Col
 def draw_gates(worst: Sequence[Conflict]) -> Figure:
     """Each image with its column gate at its right, row by row, and its row gate below, column by column.
 
-    What is drawn is what levelling takes away: a gate less its mean over the positions, of the channels in which that
+    What is drawn is what a level gate lacks: a gate less its mean over the positions, of the channels in which that
     varies most.
     """
     shown = [(conflict, conflict.gates) for conflict in worst if conflict.gates is not None]

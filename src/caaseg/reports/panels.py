@@ -21,6 +21,7 @@ HEADING = 0.32
 NOTE = 0.3
 LEGEND_LINE = 0.25
 LEGEND_COLUMNS = 7
+MOST_ACROSS = 6
 STRENGTH = 0.8  # of classes over the image: enough to be told apart when small
 
 Legend = Sequence[tuple[str, Colour]]
@@ -35,32 +36,33 @@ class Row(NamedTuple):
 
 
 def draw_panels(rows: Sequence[Row], columns: Sequence[str], *, classes: Legend, marks: Legend = ()) -> Figure:
-    """Draw the rows under the columns' names, with a legend of classes and, if there are, of marks above it."""
-    width = (WIDTH - GAP * (len(columns) - 1)) / len(columns)
+    """Draw the rows under the columns' names, with a legend of classes and, if there are, of marks above it.
+
+    Where there are many columns, a row is folded into two lines.
+    """
+    folded = len(columns) > MOST_ACROSS
+    across = -(-len(columns) // 2) if folded else len(columns)
+    width = (WIDTH - GAP * (across - 1)) / across
     heights = [width * row.panels[0].shape[0] / row.panels[0].shape[1] for row in rows]
+    headings = [HEADING if folded or number == 0 else 0.0 for number in range(len(rows))]
     lines = -(-len(marks) // 2) + -(-len(classes) // LEGEND_COLUMNS)
-    figure = Figure(figsize=(WIDTH, HEADING + sum(heights) + NOTE * len(rows) + LEGEND_LINE * lines + 0.15))
-    top = HEADING
-    for row, height in zip(rows, heights, strict=True):
+    pictures = sum((1 + folded) * (heading + height) for heading, height in zip(headings, heights, strict=True))
+    figure = Figure(figsize=(WIDTH, pictures + NOTE * len(rows) + LEGEND_LINE * lines + 0.15))
+    top = 0.0
+    for row, heading, height in zip(rows, headings, heights, strict=True):
         for number, (pixels, column) in enumerate(zip(row.panels, columns, strict=True)):
-            panel = placed(figure, number * (width + GAP), top, width, height)
+            if number % across == 0:
+                top += heading + (height if number > 0 else 0.0)
+            panel = placed(figure, number % across * (width + GAP), top, width, height)
             panel.imshow(pixels, interpolation="antialiased", aspect="auto")
             panel.axis("off")
-            if top == HEADING:
-                panel.set_title(column, fontsize=13 if len(columns) < 7 else 11, pad=5)
+            if heading:
+                panel.set_title(column, fontsize=13, pad=5)
             _draw_boxes(panel, row.boxes)
-            if number == 0:  # a long note runs on below the next ones
-                panel.annotate(
-                    row.note,
-                    (0, 0),
-                    (1, -3),
-                    "axes fraction",
-                    "offset points",
-                    fontsize=10.5,
-                    color="#444444",
-                    va="top",
-                )
-        top += height + NOTE
+        top += height
+        below = 1 - (top + GAP) / figure.get_figheight()
+        figure.text(0.002, below, row.note, fontsize=10.5, color="#444444", va="top")
+        top += NOTE
     for legend, across in ((marks, 2), (classes, LEGEND_COLUMNS)):
         if legend:
             _draw_legend(figure, legend, top, across)
@@ -92,11 +94,13 @@ def _draw_legend(figure: Figure, legend: Legend, top: float, across: int) -> Non
 
 
 def _draw_boxes(panel: Axes, boxes: Sequence[Box]) -> None:
-    """White on black, which is seen on every colour."""
+    """White on black, which is seen on every colour; a little within, so that neighbours stay apart."""
+    inset = 0.006 * (panel.get_xlim()[1] - panel.get_xlim()[0])
     for box in boxes:
-        corner, width, height = (box.left - 0.5, box.top - 0.5), box.right - box.left, box.bottom - box.top
-        frame = Rectangle(corner, width, height, fill=False, edgecolor="white", linewidth=1.6)
-        frame.set_path_effects([Stroke(linewidth=3.6, foreground="black"), Normal()])
+        corner = box.left - 0.5 + inset, box.top - 0.5 + inset
+        width, height = box.right - box.left - 2 * inset, box.bottom - box.top - 2 * inset
+        frame = Rectangle(corner, width, height, fill=False, edgecolor="white", linewidth=1.4)
+        frame.set_path_effects([Stroke(linewidth=3, foreground="black"), Normal()])
         panel.add_patch(frame)
 
 
