@@ -18,7 +18,7 @@ from caaseg.metrics import ConfusionMatrix
 
 GRID = 32  # cells on the longer side of an image, of which boxes are made
 SMALLEST = 2  # cells on a side of a box
-DENSE = 0.25  # share of differing pixels from which a cell is worth to be in a box
+COST = 0.2  # of a pixel in a box, in shares of the densest cell; below a quarter, so that two by two cells pay with one
 MINOR = 0.2  # a box that gains less than this share of the first one's is left out
 
 
@@ -40,17 +40,18 @@ def boxes(marked: Tensor, number: int = 3) -> list[Box]:
     """The places of most marks (H, W): up to `number` rectangles that do not overlap, the richest first.
 
     The image is cut into cells. Of all rectangles of cells, from two cells to half of the image a side, that one is
-    taken which gains most, where a mark gains 1 and a pixel costs DENSE: it grows over what is densely marked and no
-    further. The next one is sought beside it. The first is taken even if it costs more than it gains.
+    taken which gains most, where a mark gains 1 and every pixel costs a part of it: it grows over what is densely
+    marked and no further. The next one is sought beside it.
     """
     height, width = marked.shape
     if number < 1 or not marked.any():
         return []
     side = -(-max(height, width) // GRID)
     rows, columns = -(-height // side), -(-width // side)
-    framed = torch.full((rows * side, columns * side), 0.0, dtype=torch.float64)
-    framed[:height, :width] = marked.double() - DENSE  # what lies outside the image gains and costs nothing
-    gains = framed.view(rows, side, columns, side).sum((1, 3))  # (rows, columns)
+    marks, pixels = torch.zeros(2, rows * side, columns * side, dtype=torch.float64)
+    marks[:height, :width], pixels[:height, :width] = marked, 1  # what lies outside the image neither gains nor costs
+    marks, pixels = (each.view(rows, side, columns, side).sum((1, 3)) for each in (marks, pixels))  # (rows, columns)
+    gains = marks - COST * float(marks.max()) / side**2 * pixels
     top, bottom = _spans(rows)
     left, right = _spans(columns)
     found: list[Box] = []
@@ -62,9 +63,9 @@ def boxes(marked: Tensor, number: int = 3) -> list[Box]:
         of_all = lines[:, right] - lines[:, left]  # (row spans, column spans)
         best = int(of_all.argmax())
         gain = float(of_all.flatten()[best])
-        if found and (gain <= 0 or gain < MINOR * first):
+        first = first or gain
+        if gain < MINOR * first:
             break
-        first = gain if not found else first
         r, c = divmod(best, of_all.shape[1])
         t, b, x, y = int(top[r]), int(bottom[r]), int(left[c]), int(right[c])
         gains[t:b, x:y] = -float(height * width)  # whoever overlaps it loses more than there is to gain
