@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from caaseg.cli import main
+from tests.evaluation.test_conflicts import few_scenes as few_scenes
+from tests.evaluation.test_conflicts import saved
 from tests.training.test_runs import images_and_masks
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -20,13 +22,15 @@ def commands(text: str) -> list[str]:
 
 assert YOUR_OWN is not None
 FOLDER_COMMANDS = commands(YOUR_OWN[1])
-COMMANDS = [command for command in commands(README) if command not in FOLDER_COMMANDS]
+STUDIES = [command for command in commands(README) if command.split()[0] in ("conflicts", "compare")]
+COMMANDS = [command for command in commands(README) if command not in [*FOLDER_COMMANDS, *STUDIES]]
 
 
 def test_the_readme_has_its_examples() -> None:
     assert len(SNIPPETS) == 5
     assert {shlex.split(command)[0] for command in COMMANDS} == {"flops", "demo", "data"}
     assert [shlex.split(command)[0] for command in FOLDER_COMMANDS] == ["data", "train", "evaluate"]
+    assert [shlex.split(command)[0] for command in STUDIES] == ["conflicts", "compare"]
 
 
 @pytest.mark.filterwarnings("ignore:my-model was learned on 3 classes")
@@ -49,6 +53,17 @@ def test_python_examples_run_and_their_shapes_are_right(
 def test_commands_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(command, comments=True)) == 0
+
+
+@pytest.mark.usefixtures("few_scenes")
+def test_attentions_and_models_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for head in ("danet", "caa"):
+        saved(head, tmp_path / f"my-{head}")
+    for command in STUDIES:
+        assert main(shlex.split(command)) == 0, command
+    assert (tmp_path / "conflicts" / "conflicts.html").is_file()
+    assert (tmp_path / "compared.png").is_file()
 
 
 def test_a_folder_of_six_images_is_trained_on_and_scored_by_the_words_alone(
