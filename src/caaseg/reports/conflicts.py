@@ -67,7 +67,7 @@ WORDINGS = {
         "longer looks where it is. An even gate has one value, its mean over channels too: it weighs nothing. A gate "
         "that is not flattened keeps its values.",
         lost="right with flattened gates, wrong as trained",
-        won="right as trained, wrong with any gate flattened",
+        won="right as trained, wrong with every flattening",
         disagree="the flattened ones disagree, neither lost nor won",
         caution="The network was not trained with flattened gates: this says what it makes of its gates, not what it "
         "would be had it learned without, and its numbers do not compare with those of branches.",
