@@ -9,6 +9,8 @@ from PIL import Image
 
 import caaseg
 from caaseg.cli import main
+from tests.evaluation.test_conflicts import few_scenes as few_scenes
+from tests.evaluation.test_conflicts import saved
 from tests.training.test_runs import images_and_masks
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -24,7 +26,8 @@ def blocks(text: str) -> list[list[str]]:
 
 assert YOUR_OWN is not None
 [FOLDER_COMMANDS] = blocks(YOUR_OWN[1])
-APART = (FOLDER_COMMANDS, ["demo"], ["app caaseg-demo/caa"])  # have their own tests
+[STUDIES] = [block for block in blocks(README) if block and block[0].startswith("conflicts ")]
+APART = (FOLDER_COMMANDS, STUDIES, ["demo"], ["app caaseg-demo/caa"])  # have their own tests
 BLOCKS = [block for block in blocks(README) if block and block not in APART]
 
 
@@ -34,6 +37,7 @@ def test_the_readme_has_its_examples() -> None:
     assert commands == {"flops", "data", "predict", "export"}
     assert all(block in blocks(README) for block in APART)
     assert [shlex.split(command)[0] for command in FOLDER_COMMANDS] == ["data", "train", "evaluate"]
+    assert [shlex.split(command)[0] for command in STUDIES] == ["conflicts", "compare"]
 
 
 @pytest.mark.filterwarnings("ignore:my-model was learned on 3 classes")
@@ -63,6 +67,17 @@ def test_commands_run(block: list[str], tmp_path: Path, monkeypatch: pytest.Monk
         Image.linear_gradient("L").resize((90, 70)).save("photos/a.jpg")
     for command in block:
         assert main(shlex.split(command, comments=True)) == 0
+
+
+@pytest.mark.usefixtures("few_scenes")
+def test_attentions_and_models_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for head in ("danet", "caa"):
+        saved(head, tmp_path / f"my-{head}")
+    for command in STUDIES:
+        assert main(shlex.split(command)) == 0, command
+    assert (tmp_path / "conflicts" / "conflicts.html").is_file()
+    assert (tmp_path / "compared.png").is_file()
 
 
 def test_a_folder_of_six_images_is_trained_on_and_scored_by_the_words_alone(
