@@ -1,4 +1,4 @@
-"""The GPU kernels, run by Triton's interpreter: the arithmetic of every line length, dtype and gradient."""
+"""The GPU kernels: every line length, dtype and gradient. Where there is no GPU, Triton's interpreter runs them."""
 
 import copy
 from collections.abc import Sequence
@@ -14,10 +14,15 @@ pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels
 
 from caaseg.attention import fused, kernels
 
-pytestmark = pytest.mark.skipif(not kernels.INTERPRETED, reason="triton was imported before TRITON_INTERPRET=1 was set")
+pytestmark = pytest.mark.skipif(
+    not (kernels.INTERPRETED or torch.cuda.is_available()),
+    reason="no GPU, and TRITON_INTERPRET=1 came too late",
+)
+
+DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 
 # The interpreter cuts bfloat16 numbers off where a GPU rounds them, one product after another.
-LIMITS = {torch.float32: 1.5, torch.float16: 1.5, torch.bfloat16: 12.0}
+LIMITS = {torch.float32: 1.5, torch.float16: 1.5, torch.bfloat16: 12.0 if kernels.INTERPRETED else 1.5}
 
 Both = tuple[bool, bool]
 
@@ -35,13 +40,13 @@ def draw(
 ) -> tuple[list[Tensor], list[ChannelGate], Tensor]:
     """Keys, values, gates that are smooth (or gradients would jump where rounding turns a sign), and a cotangent."""
     maps = [
-        (torch.randn(batch, c, *size) * scale).to(dtype).requires_grad_()
+        (torch.randn(batch, c, *size) * scale).to(DEVICE, dtype).requires_grad_()
         for c, scale in ((key_channels, 2 / key_channels**0.5), (key_channels, 2 / key_channels**0.5), (channels, 1.0))
     ]
-    gates = [ChannelGate(channels, layers=3, width=12).to(dtype) for _ in range(2)]
+    gates = [ChannelGate(channels, layers=3, width=12).to(DEVICE, dtype) for _ in range(2)]
     for gate in gates:
         gate.slope = 1.0
-    return maps, gates, torch.randn(batch, channels, *size).to(dtype)
+    return maps, gates, torch.randn(batch, channels, *size).to(DEVICE, dtype)
 
 
 def results(
@@ -121,7 +126,7 @@ def test_any_layout_is_read_and_the_output_is_channels_last(layout: str) -> None
 
 def test_a_gate_of_ones_own_is_asked() -> None:
     maps, _, cotangent = draw((3, 4), torch.float32)
-    matrix = torch.randn(20, 20, requires_grad=True)
+    matrix = torch.randn(20, 20, device=DEVICE, requires_grad=True)
 
     def gate(pooled: Tensor) -> Tensor:
         return (pooled @ matrix).sigmoid()
@@ -135,8 +140,8 @@ def test_a_gate_of_ones_own_is_asked() -> None:
 
 
 def test_the_paper_s_gate_in_one_launch_is_the_module() -> None:
-    gate = ChannelGate(20, layers=5, width=24, activation="relu")
-    pooled = torch.randn(2, 7, 20)
+    gate = ChannelGate(20, layers=5, width=24, activation="relu").to(DEVICE)
+    pooled = torch.randn(2, 7, 20, device=DEVICE)
     with torch.no_grad():
         torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
     seen: list[Tensor] = []
@@ -152,10 +157,10 @@ def test_two_runs_are_the_same_bit_for_bit() -> None:
 
 
 def test_the_block_and_plain_axial_attention_run_it() -> None:
-    features = torch.randn(1, 6, 4, 5)
+    features = torch.randn(1, 6, 4, 5, device=DEVICE)
     for channelize in (True, False):
         torch.manual_seed(0)
-        block = ChannelizedAxialAttention(6, key_channels=4, value_channels=8, channelize=channelize).eval()
+        block = ChannelizedAxialAttention(6, key_channels=4, value_channels=8, channelize=channelize).to(DEVICE).eval()
         with torch.no_grad():
             expected = block(features)
             block.implementation = "fused"
@@ -173,10 +178,10 @@ def test_asked_for_by_name_it_runs_or_raises(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match=r"keys are torch\.float16 and torch\.float32; expected the dtype of values"):
         ask([maps[0].half(), *maps[1:]])
     with pytest.raises(ValueError, match=r"keys have 300 channels; expected at most 256"):
-        ask([torch.randn(1, 300, 2, 3), *maps[1:]])
+        ask([torch.randn(1, 300, 2, 3, device=DEVICE), *maps[1:]])
     monkeypatch.setattr(kernels, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"the maps are on cpu; expected a GPU; use 'auto'"):
-        ask(maps)
+        ask([m.cpu() for m in maps])
 
 
 def test_torch_compile_keeps_the_kernels_whole() -> None:

@@ -1,4 +1,4 @@
-"""The loss from coarse logits, by Triton's interpreter, against resized logits in float64."""
+"""The loss from coarse logits against resized logits in float64. Without a GPU, Triton's interpreter runs it."""
 
 import pytest
 import torch
@@ -9,6 +9,8 @@ from caaseg.models.resize import resize
 from caaseg.models.upsampled import applies, interpolation, upsampled_cross_entropy
 
 pytest.importorskip("triton", reason="triton, whose interpreter runs the kernel here, is not installed")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SIZES = [
     ((4, 5), (25, 33)),
@@ -26,10 +28,10 @@ def test_loss_and_gradient_are_those_of_resized_logits(
     coarse: tuple[int, int], fine: tuple[int, int], weighted: bool
 ) -> None:
     classes = 5
-    logits = (3 * torch.randn(2, classes, *coarse)).requires_grad_()
-    labels = torch.randint(classes, (2, *fine), dtype=torch.uint8)
-    labels[torch.rand(labels.shape) < 0.3] = IGNORE
-    weights = torch.rand(classes) + 0.1 if weighted else None
+    logits = (3 * torch.randn(2, classes, *coarse, device=DEVICE)).requires_grad_()
+    labels = torch.randint(classes, (2, *fine), dtype=torch.uint8, device=DEVICE)
+    labels[torch.rand(labels.shape, device=DEVICE) < 0.3] = IGNORE
+    weights = torch.rand(classes, device=DEVICE) + 0.1 if weighted else None
     assert applies(logits)
     loss = upsampled_cross_entropy(logits, labels, weights)
     (gradient,) = torch.autograd.grad(0.3 * loss, logits)
@@ -45,8 +47,8 @@ def test_loss_and_gradient_are_those_of_resized_logits(
 
 
 def test_labels_that_are_all_ignored_give_nothing() -> None:
-    logits = torch.randn(1, 3, 2, 2, requires_grad=True)
-    loss = upsampled_cross_entropy(logits, torch.full((1, 9, 9), IGNORE, dtype=torch.uint8), None)
+    logits = torch.randn(1, 3, 2, 2, device=DEVICE, requires_grad=True)
+    loss = upsampled_cross_entropy(logits, torch.full((1, 9, 9), IGNORE, dtype=torch.uint8, device=DEVICE), None)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss == 0
     assert logits.grad is not None
