@@ -41,6 +41,10 @@ def recorded(
         images: of the size of all that will come, (N, 3, H, W).
         context: what the network is computed in, such as autocast.
     """
+    # A recording keeps the places of gradients that it was made with, on a stream of its own. Torch would warn of it.
+    quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+    if quiet is not None:
+        quiet(False)
     with untouched(model):
         with torch.no_grad(), context():
             names = list(model.coarse(images).branches)
