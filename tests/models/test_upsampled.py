@@ -32,7 +32,7 @@ def test_loss_and_gradient_are_those_of_resized_logits(
     labels = torch.randint(classes, (2, *fine), dtype=torch.uint8, device=DEVICE)
     labels[torch.rand(labels.shape, device=DEVICE) < 0.3] = IGNORE
     weights = torch.rand(classes, device=DEVICE) + 0.1 if weighted else None
-    assert applies(logits)
+    assert applies(logits) == logits.is_cuda  # the interpreter is for tests alone
     loss = upsampled_cross_entropy(logits, labels, weights)
     (gradient,) = torch.autograd.grad(0.3 * loss, logits)
 

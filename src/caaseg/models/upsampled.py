@@ -21,12 +21,8 @@ PIXELS = 32  # at a time
 
 
 def applies(logits: Tensor) -> bool:
-    """Whether the kernel can take these logits."""
-    if not HAS_TRITON or logits.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        return False
-    from caaseg.attention.kernels import INTERPRETED
-
-    return logits.is_cuda or INTERPRETED
+    """Whether the kernel is to take these logits."""
+    return HAS_TRITON and logits.is_cuda and logits.dtype in (torch.float16, torch.bfloat16, torch.float32)
 
 
 def upsampled_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
