@@ -17,6 +17,8 @@ from caaseg.commands.benchmark import (
     benchmark_model,
     flops,
 )
+from caaseg.commands.compare import compare_models
+from caaseg.commands.conflicts import conflicts
 from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
@@ -34,6 +36,8 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "evaluate": evaluate_model,
     "predict": predict_pictures_with,
     "export": export_to_file,
+    "compare": compare_models,
+    "conflicts": conflicts,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "reproduce": reproduce,
@@ -105,6 +109,10 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
             if explained and _takes_overrides(command):
                 add_recipe_arguments(child)
             _make_customary(child)
+
+
+def _explained(command: Command, parameter: str) -> str:
+    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
 
 
 def _takes_overrides(command: Command) -> bool:

@@ -75,7 +75,10 @@ class Segmenter(nn.Module, HubModel):
 
     def coarse(self, images: Tensor) -> Prediction:
         """The same before it is resized: logits at the size of the features. A loss needs no more."""
-        coarse, fine = self.backbone(images)  # (N, C, H/stride, W/stride), (N, C', H/4, W/4) or None
+        return self.classified(*self.backbone(images))
+
+    def classified(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
+        """The same from the backbone's features, (N, C, H/stride, W/stride) and (N, C', H/4, W/4) or None."""
         features, branches = self.head(coarse)
         decoded = features if self.decoder is None else self.decoder(features, fine)
         return Prediction(

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from caaseg.data.sample import IGNORE, Colour
+from caaseg.data.sample import Colour
 from caaseg.files import written_whole
-from caaseg.reports.sheet import overlay
+from caaseg.reports.sheet import marked, overlay
 
 WIDEST = 480  # pixels of a picture on a page, on its longer side
-PALEST = 96  # what a pixel's darkness keeps where a picture is the ground for marks, of 255
 
 
 class Picture(NamedTuple):
@@ -87,12 +86,7 @@ def picture_of_labels(image: Tensor, labels: Tensor, palette: Sequence[Colour], 
 
 def picture_of_marks(image: Tensor, marks: Sequence[tuple[Tensor, Colour]], label: Tensor, caption: str) -> Picture:
     """An image (3, H, W), pale and grey, with the pixels (H, W) of each mark in its colour; ignored ones are black."""
-    grey = _last(image).mean(-1, keepdims=True)
-    drawn = np.broadcast_to(255 - (255 - grey) * PALEST / 255, _last(image).shape).astype(np.uint8)
-    for pixels, colour in marks:
-        drawn[pixels.numpy()] = colour
-    drawn[label.numpy() == IGNORE] = 0
-    return picture(drawn, caption)
+    return picture(marked(_last(image), [(pixels.numpy(), colour) for pixels, colour in marks], label.numpy()), caption)
 
 
 def _last(image: Tensor) -> NDArray[np.uint8]:

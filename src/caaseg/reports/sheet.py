@@ -13,6 +13,7 @@ from caaseg.data.sample import IGNORE, Colour, Sample
 WIDTH = 12.0  # inches
 PAIRS_A_ROW = 2
 LEGEND_COLUMNS = 6
+PALEST = 96  # what a pixel's darkness keeps where a picture is the ground for marks, of 255
 
 
 def draw_sheet(samples: Sequence[Sample], classes: Sequence[str], palette: Sequence[Colour], title: str) -> Figure:
@@ -34,9 +35,9 @@ def draw_sheet(samples: Sequence[Sample], classes: Sequence[str], palette: Seque
         plain.imshow(image, interpolation="antialiased")
         plain.set_title(sample.name, fontsize=8, loc="left", pad=3)
         covered.imshow(overlay(image, sample.label.numpy(), palette), interpolation="antialiased")
-    patches = [_patch(classes[k], palette[k]) for k in seen if k != IGNORE]
+    patches = [patch(classes[k], palette[k]) for k in seen if k != IGNORE]
     if IGNORE in seen:
-        patches.append(_patch("ignored", (0, 0, 0)))
+        patches.append(patch("ignored", (0, 0, 0)))
     figure.legend(handles=patches, loc="outside lower left", ncols=LEGEND_COLUMNS, frameon=False, fontsize=9)
     return figure
 
@@ -52,6 +53,19 @@ def overlay(
     return covered.round().astype(np.uint8)
 
 
-def _patch(name: str, colour: Colour) -> Patch:
+def marked(
+    image: NDArray[np.uint8], marks: Sequence[tuple[NDArray[np.bool_], Colour]], label: NDArray[np.uint8]
+) -> NDArray[np.uint8]:
+    """An image (H, W, 3), pale and grey, with the pixels (H, W) of each mark in its colour; ignored ones are black."""
+    grey = image.mean(-1, keepdims=True)
+    drawn: NDArray[np.uint8] = np.broadcast_to(255 - (255 - grey) * PALEST / 255, image.shape).astype(np.uint8)
+    for pixels, colour in marks:
+        drawn[pixels] = colour
+    drawn[label == IGNORE] = 0
+    return drawn
+
+
+def patch(name: str, colour: Colour) -> Patch:
+    """A colour's entry in a legend."""
     red, green, blue = (value / 255 for value in colour)
     return Patch(facecolor=(red, green, blue), edgecolor="#888888", linewidth=0.5, label=name)
