@@ -31,6 +31,8 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["data", "show", "--help"], 0),
         (["benchmark", "attention", "--devise", "cpu"], 2),
         (["evaluate", "--help"], 0),
+        (["app", "--help"], 0),
+        (["app", "my-model", "--prot", "80"], 2),
         (["evaluate", "my-model"], 2),
         (["data", "--help"], 0),
         (["data", "check", "--help"], 0),

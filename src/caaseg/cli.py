@@ -10,6 +10,7 @@ from docstring_parser import parse as docstring
 from jsonargparse import ArgumentParser, Namespace
 
 from caaseg import __version__
+from caaseg.commands.app import open_app
 from caaseg.commands.benchmark import (
     benchmark_attention,
     benchmark_evaluation,
@@ -38,6 +39,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "export": export_to_file,
     "compare": compare_models,
     "conflicts": conflicts,
+    "app": open_app,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "reproduce": reproduce,
@@ -50,6 +52,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
         "evaluation": benchmark_evaluation,
     },
 }
+LISTS = (list[str], list[str] | None)
 GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Measure speed and memory."}
 
 
@@ -101,11 +104,12 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
         if isinstance(command, dict):
             _add_commands(child, command, explained)
         else:
-            # Keyword-only parameters are options, and a list is one word or more.
-            lists = {name for name, given in signature(command).parameters.items() if given.annotation == list[str]}
+            # Keyword-only parameters are options, and a list is one word or more; or none, where it may be None.
+            kinds = {name: given.annotation for name, given in signature(command).parameters.items()}
+            lists = {name: "+" if kind == list[str] else "*" for name, kind in kinds.items() if kind in LISTS}
             child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides", *lists})
-            for name in lists:
-                child.add_argument(name, nargs="+", type=str, metavar=name, help=_explained(command, name))
+            for name, number in lists.items():
+                child.add_argument(name, nargs=number, type=str, metavar=name, help=_explained(command, name))
             if explained and _takes_overrides(command):
                 add_recipe_arguments(child)
             _make_customary(child)
