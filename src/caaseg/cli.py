@@ -124,10 +124,6 @@ def _takes_overrides(command: Command) -> bool:
     return "overrides" in signature(command).parameters
 
 
-def _explained(command: Command, parameter: str) -> str:
-    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
-
-
 def _make_customary(parser: ArgumentParser) -> None:
     """Offer --output-stride for the parameter output_stride, and a plain --paper for --paper true."""
     for action in parser._actions:
