@@ -21,6 +21,7 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 from caaseg import cli
+from caaseg.attention import kernels
 from caaseg.data import scenes
 from caaseg.recipe_files import load_recipe
 from tests.training.test_runs import images_and_masks
@@ -56,6 +57,7 @@ def test_the_pages_are_there() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)  # as it is for readers: no GPU kernel on the processor
     monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # what evaluates them is done in a moment
     FOUND_THERE.get(page.name, lambda: None)()
     names: dict[str, Any] = {"__name__": page.stem}
@@ -67,7 +69,9 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
             case "sh":
                 for words in commands(text):
                     assert words[0] == "caaseg", f"{page.name}: {words} belongs in a console block"
+                    import time; s=time.time(); c=sum(os.times()[:4])
                     assert run_command(words[1:], changed) == 0, words
+                    print("TIME", round(time.time()-s,1), round(sum(os.times()[:4])-c,1), words[:4])
             case "console":
                 for words in commands(text):
                     check_exists(words, monkeypatch)
@@ -93,7 +97,7 @@ def run_command(words: list[str], changed: Path | None) -> int:
     """Here, or in a process of its own where the page has changed the package."""
     if changed is None:
         return cli.main(words)
-    there = {**os.environ, "PYTHONPATH": str(changed.parent)}
+    there = {**os.environ, "PYTHONPATH": str(changed.parent), "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "-m", "caaseg", *words], env=there, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.returncode
