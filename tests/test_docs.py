@@ -69,9 +69,7 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
             case "sh":
                 for words in commands(text):
                     assert words[0] == "caaseg", f"{page.name}: {words} belongs in a console block"
-                    import time; s=time.time(); c=sum(os.times()[:4])
                     assert run_command(words[1:], changed) == 0, words
-                    print("TIME", round(time.time()-s,1), round(sum(os.times()[:4])-c,1), words[:4])
             case "console":
                 for words in commands(text):
                     check_exists(words, monkeypatch)
