@@ -37,9 +37,9 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "evaluate": evaluate_model,
     "predict": predict_pictures_with,
     "export": export_to_file,
-    "app": open_app,
     "compare": compare_models,
     "conflicts": conflicts,
+    "app": open_app,
     "recipes": recipes,
     "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
     "reproduce": reproduce,

@@ -1,0 +1,192 @@
+"""Every page of the docs runs from top to bottom: its snippets, its commands, its change of the code; links lead on.
+
+A block of `python` or `sh` is run, one of `yaml` that begins with a file's name is written there, one of `diff` is made
+to a copy of the package. What needs several GPUs, a network, a browser or the paper's data is `console`, and parsed.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from torch.distributed.run import get_args_parser
+
+from caaseg import cli
+from caaseg.attention import kernels
+from caaseg.data import scenes
+from caaseg.recipe_files import load_recipe
+from tests.training.test_runs import images_and_masks
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "caaseg"
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+SHAPES = re.compile(r"^([\w.]+)(?: = .*?)?\s+# (\([\d, ]+\))", re.MULTILINE)
+FOUND_THERE: dict[str, Callable[[], None]] = {"your-images.md": lambda: images_and_masks(Path("my-data"))}
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Language and text of each, in order."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each line that is no comment; a backslash joins lines."""
+    lines = text.replace("\\\n", " ").splitlines()
+    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+
+
+def prose(page: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def test_the_pages_are_there() -> None:
+    three_guides = {"your-images.md", "research.md", "the-block.md"}
+    assert {page.name for page in PAGES} >= three_guides | {"architecture.md", "factorisation.md", "many-devices.md"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "INTERPRETED", False)  # as it is for readers: no GPU kernel on the processor
+    monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # what evaluates them is done in a moment
+    FOUND_THERE.get(page.name, lambda: None)()
+    names: dict[str, Any] = {"__name__": page.stem}
+    changed: Path | None = None
+    for language, text in blocks(page):
+        match language:
+            case "python":
+                run_snippet(text, names, page)
+            case "sh":
+                for words in commands(text):
+                    assert words[0] == "caaseg", f"{page.name}: {words} belongs in a console block"
+                    assert run_command(words[1:], changed) == 0, words
+            case "console":
+                for words in commands(text):
+                    check_exists(words, monkeypatch)
+            case "diff":
+                changed = changed or shutil.copytree(SOURCE, tmp_path / "changed" / "caaseg")
+                make_change(text, changed)
+            case "yaml":
+                first = text.partition("\n")[0]
+                Path(first.removeprefix("# ")).write_text(text)
+            case _:
+                assert language == "", f"{page.name}: nobody runs {language}"
+
+
+def run_snippet(text: str, names: dict[str, Any], page: Path) -> None:
+    """Run it, and hold what stands alone or is assigned against the shape that is said behind it."""
+    exec(compile(text, str(page), "exec"), names)
+    for expression, shape in SHAPES.findall(text):
+        value = eval(expression, names)
+        assert tuple(getattr(value, "shape", value)) == eval(shape), f"{page.name}: {expression}"
+
+
+def run_command(words: list[str], changed: Path | None) -> int:
+    """Here, or in a process of its own where the page has changed the package."""
+    if changed is None:
+        return cli.main(words)
+    there = {**os.environ, "PYTHONPATH": str(changed.parent), "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-m", "caaseg", *words], env=there, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.returncode
+
+
+def make_change(text: str, package: Path) -> None:
+    """A diff without line numbers: what was there must be there once."""
+    for part in re.split(r"^--- src/caaseg/", text, flags=re.MULTILINE)[1:]:
+        file, _, hunks = part.partition("\n")
+        content = (package / file).read_text()
+        for hunk in hunks.split("@@\n"):
+            lines = hunk.splitlines(keepends=True)
+            before = "".join(line[1:] for line in lines if line[0] in " -")
+            assert content.count(before) == 1, f"{file} has changed: {before}"
+            content = content.replace(before, "".join(line[1:] for line in lines if line[0] in " +"))
+        (package / file).write_text(content)
+
+
+def check_exists(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That there are such a command, such options and such values; nothing is begun."""
+    if words[0] == "pip":
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert words[1] == "install"
+        assert words[2] in {f".[{extra}]" for extra in extras}
+        return
+    if words[0] == "torchrun":
+        started = get_args_parser().parse_args(words[1:])
+        assert started.module
+        words = [started.training_script, *started.training_script_args]
+    if words[0] == "srun":
+        words = words[1:]
+    assert words[0] == "caaseg", words
+
+    def go_no_further(commands: dict[str, Any], parsed: Any) -> int:
+        options = parsed[parsed["command"]]
+        if options.get("recipe"):
+            load_recipe(options["recipe"], options.get("overrides") or ())
+        return 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cli, "_call", go_no_further)
+        assert cli.main(words[1:]) == 0, words
+
+
+def test_a_command_that_does_not_exist_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for line in (
+        "caaseg ap my-run",
+        "caaseg app --hots 0.0.0.0 my-run",
+        "torchrun --nproc 2 -m caaseg train --outt x y",
+    ):
+        with pytest.raises((SystemExit, AssertionError)):
+            check_exists(shlex.split(line), monkeypatch)
+    with pytest.raises(AssertionError):
+        check_exists(shlex.split("caaseg train camvid/caa_resnet50 --model.output_stride 9"), monkeypatch)
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_links_and_images_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?://)(.*?)\)", prose(page)):
+        file, _, heading = link.partition("#")
+        target = page if file == "" else page.parent / file
+        assert target.is_file(), f"{page.name}: {link}"
+        if heading:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings]
+            assert heading in slugs, f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_commands_and_files_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`caaseg ([a-z]+)", prose(page)):
+        assert name in cli.COMMANDS, f"{page.name}: caaseg {name}"
+    if page.name in ("architecture.md", "research.md", "factorisation.md"):
+        files = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", prose(page))
+        assert files
+        for file in files:
+            assert (SOURCE / file).is_file(), f"{page.name}: {file}"
+
+
+def test_messages_are_quoted_as_they_are() -> None:
+    source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    quoted = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs" / "your-images.md").read_text().partition("## When")[2], re.M)
+    assert len(quoted) > 10
+    for message in quoted:
+        assert message in source, message
+
+
+def test_the_figure_is_what_its_script_draws(tmp_path: Path) -> None:
+    script = ROOT / "docs" / "figures" / "factorisation.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "drawn.png")], check=True)
+    with Image.open(tmp_path / "drawn.png") as drawn, Image.open(script.with_suffix(".png")) as kept:
+        assert drawn.size == kept.size
+        difference = np.abs(np.asarray(drawn, dtype=float) - np.asarray(kept, dtype=float))
+    assert difference.mean() < 1  # of 255: versions of the fonts may differ a little
