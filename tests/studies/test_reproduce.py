@@ -225,7 +225,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_goes_on(
     words += ["--out", str(tmp_path / "grid"), "--validate_every", "100"]
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(command, "training_bar", signalling)
+        patch.setattr(command, "training_bars", signalling)
         assert main(words) == 128 + number
     assert signal.getsignal(number) == before
     assert "stopped: 1 of 1 cells are left; the same command goes on" in capsys.readouterr().out
