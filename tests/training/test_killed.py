@@ -39,4 +39,6 @@ def test_a_killed_run_ends_bit_identical(kills: int, workers: int, tmp_path: Pat
 
 def measured(run: Path) -> list[dict[str, object]]:
     lines = read_lines(run / "metrics.jsonl")
-    return [{name: value for name, value in line.items() if name not in ("images_per_second", "waiting")} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in ("images_per_second", "waiting")} for line in lines
+    ]
