@@ -88,12 +88,9 @@ def test_onnx_agrees_with_a_caa_on_an_efficientnet(saved: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("head", "backbone"),
-    [("caa", "resnet18"), ("danet", "resnet18"), ("danet", "efficientnet_b0"), ("danet", "tf_efficientnet_b0")],
-)
-def test_onnx_agrees_with_more_models(head: str, backbone: str, tmp_path: Path) -> None:
-    agree(head, backbone, tmp_path / "model.onnx", output_stride=8, channels=64)
+@pytest.mark.parametrize("head", ["caa", "danet"])
+def test_onnx_agrees_with_larger_models(head: str, tmp_path: Path) -> None:
+    agree(head, "resnet18", tmp_path / "model.onnx", output_stride=8, channels=64)
 
 
 @pytest.mark.slow
