@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from caaseg.attention import kernels
+from caaseg.attention import gate_kernels, kernels
 from caaseg.attention.gate import ChannelGate, Gate, ask
 
 P = ParamSpec("P")
@@ -208,7 +208,7 @@ def _launch_gate(pooled: Tensor, weights: list[Tensor], slope: float, keep: bool
     n, length, c = pooled.shape
     gates, width = torch.empty_like(pooled), first.shape[0]
     states = pooled.new_empty(len(hidden) + 1 if keep else 0, n * length, width)
-    kernels.gate_kernel[(_blocks(n * length, 16),)](
+    gate_kernels.gate_kernel[(_blocks(n * length, 16),)](
         pooled, first, tuple(hidden), last, gates, states, n * length, c, width, slope,
         layers=len(hidden), kept=keep, block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _launch_gate_backward(
     n, length, c = pooled.shape
     width = first.shape[0]
     grad_logits, grad_states, grad_pooled = torch.empty_like(grad), torch.empty_like(states), torch.empty_like(pooled)
-    kernels.gate_backward_kernel[(_blocks(n * length, 16),)](
+    gate_kernels.gate_backward_kernel[(_blocks(n * length, 16),)](
         grad, gates, states, first, tuple(hidden), last, grad_logits, grad_states, grad_pooled,
         n * length, c, width, slope,
         layers=len(hidden), block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),

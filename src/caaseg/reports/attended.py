@@ -9,7 +9,6 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torch import Tensor
@@ -18,6 +17,7 @@ from caaseg.data.labels import distinct_colours
 from caaseg.data.sample import Colour
 from caaseg.evaluation.attended import PixelAttention
 from caaseg.models.segmenter import Segmenter
+from caaseg.reports.page import templates
 from caaseg.reports.sheet import overlay
 
 Picture = NDArray[np.uint8]
@@ -130,14 +130,7 @@ def _facts(looked: PixelAttention | None, size: Sequence[int]) -> dict[str, Any]
 
 
 def _part(name: str, *given: Any) -> str:
-    environment = Environment(
-        loader=PackageLoader("caaseg", "reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return str(getattr(environment.get_template("attended.html.j2").module, name)(*given)).strip()
+    return str(getattr(templates().get_template("attended.html.j2").module, name)(*given)).strip()
 
 
 def _brightness(weights: Tensor) -> Tensor:

@@ -34,6 +34,13 @@ class Picture(NamedTuple):
 
 def write_page(path: Path, template: str, **content: Any) -> None:
     """Fill in a template and write the page, whole or not at all."""
+    text = templates().get_template(template).render(**content)
+    with written_whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def templates() -> Environment:
+    """The templates of this folder; all that is filled into them is escaped."""
     environment = Environment(
         loader=PackageLoader("caaseg", "reports"),
         autoescape=True,
@@ -42,9 +49,7 @@ def write_page(path: Path, template: str, **content: Any) -> None:
         lstrip_blocks=True,
     )
     environment.filters |= {"percent": percent, "duration": duration, "whole": lambda number: f"{number:,}"}
-    text = environment.get_template(template).render(**content)
-    with written_whole(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    return environment
 
 
 def percent(score: float | None, digits: int = 1) -> str:

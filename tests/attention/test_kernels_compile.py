@@ -1,0 +1,63 @@
+"""Every kernel compiles for a GPU, on a machine without one: the interpreter takes more than the compiler does."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+# In a process of its own: here the kernels are the interpreter's.
+SCRIPT = """
+import inspect
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from caaseg.attention import gate_kernels, kernels
+from caaseg.models.upsampled_kernel import cross_entropy_kernel
+
+WHOLE = "lines length step_line step_position depth key_depth size positions width height h w classes".split()
+WIDE = dict.fromkeys(["sums", "deltas", "weights", "losses"], "*fp32")
+REAL = dict.fromkeys(["share", "slope", "step_x", "step_y"], "fp32")
+
+
+def compiled(kernel, chosen, warps=4, **types):
+    names = list(inspect.signature(kernel.fn).parameters)
+    known = {**dict.fromkeys(WHOLE, "i32"), **WIDE, **REAL, **types, **dict.fromkeys(chosen, "constexpr")}
+    source = ASTSource(
+        kernel,
+        {name: known.get(name, "*bf16") for name in names},
+        constexprs={(names.index(name),): value for name, value in chosen.items()},
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    print(kernel.__name__, len(made.asm["cubin"]))
+
+
+short, long = dict(block_d=64, block_c=64, gated=True), dict(block_d=64, block=64, block_c=64, gated=True)
+for block in (32, 64, 128):
+    compiled(kernels.gather_with_tail_kernel, dict(short, block=block, tail=16, span=512))
+compiled(kernels.gather_kernel, dict(short, block=128, one_block=True, span=512), 8)
+compiled(kernels.gather_kernel, dict(long, one_block=False, span=64))
+compiled(kernels.gather_backward_kernel, dict(short, block=128, pooled=True), 8)
+compiled(kernels.delta_kernel, dict(long, pooled=True))
+compiled(kernels.values_backward_kernel, dict(long, pooled=True), grad_gate="*fp32")
+compiled(kernels.keys_backward_kernel, dict(long, pooled=True))
+compiled(kernels.pool_kernel, dict(block=8, block_c=512))
+compiled(kernels.scale_kernel, dict(block=2048))
+compiled(kernels.scale_backward_kernel, dict(block_l=4, block=512))
+gate = dict(layers=4, block=16, block_c=128, block_w=128)
+compiled(gate_kernels.gate_kernel, dict(gate, kept=True), hidden=("*bf16",) * 4)
+compiled(gate_kernels.gate_backward_kernel, gate, hidden=("*bf16",) * 4)
+loss = dict(ignore=255, weighted=True, exact=False, block_w=16, block_x=32, block_k=64)
+compiled(cross_entropy_kernel, loss, labels="*u8", lines="*fp32")
+"""
+
+
+def test_every_kernel_compiles_for_a_gpu() -> None:
+    outside = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=outside, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sizes = [int(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(sizes) == 15
+    assert min(sizes) > 0
