@@ -23,6 +23,7 @@ REAL = dict.fromkeys(["share", "slope", "step_x", "step_y"], "fp32")
 
 
 def compiled(kernel, chosen, warps=4, **types):
+    kernel = kernel.function
     names = list(inspect.signature(kernel.fn).parameters)
     known = {**dict.fromkeys(WHOLE, "i32"), **WIDE, **REAL, **types, **dict.fromkeys(chosen, "constexpr")}
     source = ASTSource(
@@ -49,6 +50,9 @@ compiled(kernels.scale_backward_kernel, dict(block_l=4, block=512))
 gate = dict(layers=4, block=16, block_c=128, block_w=128)
 compiled(gate_kernels.gate_kernel, dict(gate, kept=True), hidden=("*bf16",) * 4)
 compiled(gate_kernels.gate_backward_kernel, gate, hidden=("*bf16",) * 4)
+wide = dict.fromkeys("keys values gate out grad grad_pooled grad_keys grad_values grad_gate".split(), "*fp32")
+compiled(kernels.gather_kernel, dict(block_d=64, block_c=32, gated=True, block=32, one_block=True, span=512), **wide)
+compiled(kernels.gather_backward_kernel, dict(block_d=64, block_c=32, gated=True, block=32, pooled=True), **wide)
 loss = dict(ignore=255, weighted=True, exact=False, block_w=16, block_x=32, block_k=64)
 compiled(cross_entropy_kernel, loss, labels="*u8", lines="*fp32")
 """
@@ -59,5 +63,5 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     sizes = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(sizes) == 15
+    assert len(sizes) == 17
     assert min(sizes) > 0

@@ -104,7 +104,8 @@ def check_implementation(implementation: str, groups: int) -> None:
 
 def _why_not_fused(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
     """What keeps the fused kernels from this; None where they apply."""
-    if torch.compiler.is_exporting():
+    # To torch.compile itself older versions of torch say that they export.
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
         return "the model is being exported; expected an ordinary call"  # other software has no such operators
     if not HAS_TRITON:
         return "the package triton is not installed; it comes with torch for GPUs"

@@ -5,10 +5,10 @@ Nothing here is called but by `fused`.
 
 import triton.language as tl
 
-from caaseg.attention.kernels import _product, _put, _tile, jit
+from caaseg.attention.kernels import Kernel, _exp, _inverse, _product, _put, _tile, jit
 
 
-@jit
+@Kernel
 def gate_kernel(
     pooled: tl.tensor,  # (positions, C)
     first: tl.tensor,  # (width, C)
@@ -46,7 +46,9 @@ def gate_kernel(
         channels = c + tl.arange(0, block_c)
         of_last = _tile(last, 0, channels, depth, 1, units, width).to(narrow.dtype)
         logits = _product(narrow, tl.trans(of_last)).to(narrow.dtype).to(tl.float32)
-        _put(gates, tl.sigmoid(logits), 0, at, positions, 1, channels, depth)
+        power = _exp(-tl.abs(logits), narrow.dtype == tl.float32)
+        sigmoid = tl.where(logits > 0, 1.0, power) * _inverse(1 + power, narrow.dtype == tl.float32)
+        _put(gates, sigmoid, 0, at, positions, 1, channels, depth)
 
 
 @jit
@@ -55,7 +57,7 @@ def _activated(state: tl.tensor, slope: tl.tensor, like: tl.tensor) -> tl.tensor
     return tl.where(narrow > 0, narrow, narrow * slope).to(like.dtype.element_ty)
 
 
-@jit
+@Kernel
 def gate_backward_kernel(
     grad: tl.tensor,  # (positions, C), of gates
     gates: tl.tensor,  # (positions, C)

@@ -11,10 +11,16 @@ Nothing here is called but by `fused`.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = triton.knobs.runtime.interpret
+"""Whether kernels run on the processor, step by step in Python: with TRITON_INTERPRET=1, for tests."""
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -22,8 +28,42 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
-INTERPRETED = triton.knobs.runtime.interpret
-"""Whether kernels run on the processor, step by step in Python: with TRITON_INTERPRET=1, for tests."""
+class Kernel:
+    """A function that Triton compiles, launched straight once it was compiled for arguments of the same kinds.
+
+    Triton looks at every argument of every launch anew, which may take longer than the kernel itself.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = jit(function)
+        self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return partial(self._launch, grid)
+
+    def _launch(self, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        """Launch on a grid. Constants are the kernel's, in its order, and Triton's own options."""
+        if INTERPRETED:
+            self.function[grid](*arguments, **constants)
+            return
+        key = (torch.cuda.current_device(), *constants.values(), *map(_kind, arguments))
+        known = self._compiled.get(key)
+        if known is None:
+            own = tuple(value for name, value in constants.items() if name in self.function.arg_names)
+            self._compiled[key] = self.function[grid](*arguments, **constants), own
+        else:
+            compiled, own = known
+            compiled[(*grid, 1, 1)[:3]](*arguments, *own)
+
+
+def _kind(argument: Any) -> Any:
+    """All that Triton makes a difference by; of whole numbers it is less than their value."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16 == 0
+    if isinstance(argument, tuple):
+        return tuple(map(_kind, argument))
+    return float if isinstance(argument, float) else argument
+
 
 WIDEN = tl.constexpr(INTERPRETED)  # the interpreter takes the bits of a bfloat16 for a whole number in products
 
@@ -82,6 +122,29 @@ def _wide_product(wide: tl.tensor, narrow: tl.tensor) -> tl.tensor:
 
 
 @jit
+def _exp(exponent: tl.tensor, exact: tl.constexpr) -> tl.tensor:
+    """The exponential of numbers up to 0. The GPU's own is several roundings off, which shows in float32 alone."""
+    if exact:
+        exponent = tl.maximum(exponent, -110.0)  # below it is 0
+        whole = tl.floor(exponent * 1.4426950408889634 + 0.5)
+        rest = tl.fma(whole, -0.693145751953125, exponent)  # ln 2 in two parts, the first short enough to be exact
+        rest = tl.fma(whole, -1.428606765330187e-06, rest)
+        series = tl.fma(rest, 1 / 5040, 1 / 720)
+        series = tl.fma(rest, series, 1 / 120)
+        series = tl.fma(rest, series, 1 / 24)
+        series = tl.fma(rest, series, 1 / 6)
+        series = tl.fma(rest, series, 0.5)
+        series = tl.fma(rest, series, 1.0)
+        return tl.fma(rest, series, 1.0) * tl.exp2(whole)
+    return tl.exp(exponent)
+
+
+@jit
+def _inverse(number: tl.tensor, exact: tl.constexpr) -> tl.tensor:
+    return tl.div_rn(1.0, number) if exact else 1 / number
+
+
+@jit
 def _sums(sums: tl.tensor, line: tl.tensor, at: tl.tensor, length: tl.tensor) -> tl.tensor:
     """Highest score and scale of some positions of a line."""
     where = sums + line * length + at
@@ -95,7 +158,7 @@ def _scores(queries: tl.tensor, keys: tl.tensor, at_keys: tl.tensor, length: tl.
     return tl.where((at_keys < length)[None, :], _product(queries, tl.trans(keys)), float("-inf"))
 
 
-@jit
+@Kernel
 def gather_kernel(
     keys: tl.tensor,  # (pixels, D)
     values: tl.tensor,  # (pixels, C)
@@ -117,6 +180,7 @@ def gather_kernel(
 ) -> None:
     """Gather along lines: out = gate * softmax(scores) @ values."""
     line = tl.program_id(0)
+    exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = _start(line, lines, length, step_line)
     at = tl.program_id(1) * block + tl.arange(0, block)
     of_key = tl.arange(0, block_d)
@@ -126,9 +190,9 @@ def gather_kernel(
         at_keys = at
         scores = _scores(queries, queries, at, length)
         top = tl.max(scores, 1)
-        powers = tl.exp(scores - top[:, None])
-        total = tl.sum(powers, 1)
-        weights = (powers / total[:, None]).to(values.dtype.element_ty)
+        powers = _exp(scores - top[:, None], exact)
+        scale = _inverse(tl.sum(powers, 1), exact)
+        weights = (powers * scale[:, None]).to(values.dtype.element_ty)
     else:
         top = tl.full([block], float("-inf"), tl.float32)
         total = tl.zeros([block], tl.float32)
@@ -138,9 +202,9 @@ def gather_kernel(
                 queries, _tile(keys, start, at_keys, length, step_position, of_key, key_depth), at_keys, length
             )
             higher = tl.maximum(top, tl.max(scores, 1))
-            total = total * tl.exp(top - higher) + tl.sum(tl.exp(scores - higher[:, None]), 1)
+            total = total * _exp(top - higher, exact) + tl.sum(_exp(scores - higher[:, None], exact), 1)
             top = higher
-    scale = 1 / total
+        scale = _inverse(total, exact)
     if tl.program_id(2) == 0:
         tl.store(sums + line * length + at, top, at < length)
         tl.store(sums + (tl.num_programs(0) + line) * length + at, scale, at < length)
@@ -154,7 +218,7 @@ def gather_kernel(
             for first in range(0, length, block):
                 at_keys = first + tl.arange(0, block)
                 of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
-                weights = tl.exp(_scores(queries, of_block, at_keys, length) - top[:, None]) * scale[:, None]
+                weights = _exp(_scores(queries, of_block, at_keys, length) - top[:, None], exact) * scale[:, None]
                 tile = _tile(values, start, at_keys, length, step_position, channels, depth)
                 gathered += _product(weights.to(tile.dtype), tile)
         if gated:
@@ -162,7 +226,7 @@ def gather_kernel(
         _put(out, gathered, start, at, length, step_position, channels, depth)
 
 
-@jit
+@Kernel
 def gather_with_tail_kernel(
     keys: tl.tensor,
     values: tl.tensor,
@@ -249,7 +313,7 @@ def _incoming(
     return tile
 
 
-@jit
+@Kernel
 def gather_backward_kernel(
     keys: tl.tensor,
     values: tl.tensor,
@@ -274,13 +338,14 @@ def gather_backward_kernel(
 ) -> None:
     """The whole gradient of a line that fits one block; every map is read and written once."""
     line = tl.program_id(0)
+    exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = _start(line, lines, length, step_line)
     at = tl.arange(0, block)
     of_key = tl.arange(0, block_d)
     of_line = _tile(keys, start, at, length, step_position, of_key, key_depth)
     scores = _scores(of_line, of_line, at, length)
-    powers = tl.exp(scores - tl.max(scores, 1)[:, None])
-    weights = tl.where((at < length)[:, None], powers / tl.sum(powers, 1)[:, None], 0.0)
+    powers = _exp(scores - tl.max(scores, 1)[:, None], exact)
+    weights = tl.where((at < length)[:, None], powers * _inverse(tl.sum(powers, 1), exact)[:, None], 0.0)
     narrow = tl.trans(weights.to(values.dtype.element_ty))
 
     grad_weights = tl.zeros([block, block], tl.float32)
@@ -305,7 +370,7 @@ def gather_backward_kernel(
     _put(grad_keys, _wide_product(both, of_line), start, at, length, step_position, of_key, key_depth)
 
 
-@jit
+@Kernel
 def delta_kernel(
     keys: tl.tensor,
     values: tl.tensor,
@@ -329,6 +394,7 @@ def delta_kernel(
 ) -> None:
     """Weights times their gradients, summed: what the softmax takes off every gradient of its weights."""
     line = tl.program_id(0)
+    exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = _start(line, lines, length, step_line)
     at = tl.program_id(1) * block + tl.arange(0, block)
     of_key = tl.arange(0, block_d)
@@ -349,12 +415,12 @@ def delta_kernel(
             tile = _tile(values, start, at_keys, length, step_position, channels, depth)
             grad_weights += _product(incoming, tl.trans(tile))
         of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
-        weights = tl.exp(_scores(queries, of_block, at_keys, length) - top[:, None]) * scale[:, None]
+        weights = _exp(_scores(queries, of_block, at_keys, length) - top[:, None], exact) * scale[:, None]
         delta += tl.sum(weights * grad_weights, 1)
     tl.store(deltas + line * length + at, delta, at < length)
 
 
-@jit
+@Kernel
 def values_backward_kernel(
     keys: tl.tensor,
     values: tl.tensor,
@@ -379,6 +445,7 @@ def values_backward_kernel(
 ) -> None:
     """The gradient of a block of a long line's values, and its part of the gate's."""
     line, part = tl.program_id(0), tl.program_id(1)
+    exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = _start(line, lines, length, step_line)
     at = part * block + tl.arange(0, block)
     of_key = tl.arange(0, block_d)
@@ -389,7 +456,8 @@ def values_backward_kernel(
         at_queries = first + tl.arange(0, block)
         queries = _tile(keys, start, at_queries, length, step_position, of_key, key_depth)
         top, scale = _sums(sums, line, at_queries, length)
-        weights = tl.exp(_scores(of_block, queries, at_queries, length) - top[None, :]) * scale[None, :]  # transposed
+        # Transposed.
+        weights = _exp(_scores(of_block, queries, at_queries, length) - top[None, :], exact) * scale[None, :]
         incoming = _incoming(
             grad, grad_pooled, line // lines, start, at_queries, length, step_position, channels, depth, share, pooled
         )
@@ -402,7 +470,7 @@ def values_backward_kernel(
     _put(grad_values, spread, start, at, length, step_position, channels, depth)
 
 
-@jit
+@Kernel
 def keys_backward_kernel(
     keys: tl.tensor,
     values: tl.tensor,
@@ -427,6 +495,7 @@ def keys_backward_kernel(
 ) -> None:
     """The gradient of a block of a long line's keys, as queries and as keys."""
     line = tl.program_id(0)
+    exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = _start(line, lines, length, step_line)
     at = tl.program_id(1) * block + tl.arange(0, block)
     of_key = tl.arange(0, block_d)
@@ -469,14 +538,14 @@ def keys_backward_kernel(
         scores = _product(of_block, tl.trans(others))
         other_top, other_scale = _sums(sums, line, at_others, length)
         other_delta = tl.load(deltas + line * length + at_others, at_others < length, other=0.0)
-        towards = tl.where(inside, tl.exp(scores - top[:, None]) * scale[:, None], 0.0)
-        back = tl.where(inside, tl.exp(scores - other_top[None, :]) * other_scale[None, :], 0.0)
+        towards = tl.where(inside, _exp(scores - top[:, None], exact) * scale[:, None], 0.0)
+        back = tl.where(inside, _exp(scores - other_top[None, :], exact) * other_scale[None, :], 0.0)
         both = towards * (as_query - delta[:, None]) + back * (as_key - other_delta[None, :])
         result += _wide_product(both, others)
     _put(grad_keys, result, start, at, length, step_position, of_key, key_depth)
 
 
-@jit
+@Kernel
 def pool_kernel(
     features: tl.tensor,  # (pixels, C)
     pooled: tl.tensor,  # (N * length, C)
@@ -501,7 +570,7 @@ def pool_kernel(
     tl.store(pooled + spot * depth + channels, result.to(pooled.dtype.element_ty), channels < depth)
 
 
-@jit
+@Kernel
 def scale_kernel(
     features: tl.tensor,  # (N, lines, size): a line's positions and channels lie one after the other
     gate: tl.tensor,  # (N, size)
@@ -519,7 +588,7 @@ def scale_kernel(
     tl.store(out + start + at, scaled.to(out.dtype.element_ty), at < size)
 
 
-@jit
+@Kernel
 def scale_backward_kernel(
     features: tl.tensor,  # (N, lines, size)
     gate: tl.tensor,  # (N, size)

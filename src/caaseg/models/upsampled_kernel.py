@@ -2,7 +2,7 @@
 
 import triton.language as tl
 
-from caaseg.attention.kernels import jit
+from caaseg.attention.kernels import Kernel, jit
 
 
 @jit
@@ -15,7 +15,7 @@ def _features(
     return tl.load(pixels + start + at[:, None] * classes + k[None, :], inside, other=0.0).to(tl.float32)
 
 
-@jit
+@Kernel
 def cross_entropy_kernel(
     pixels: tl.tensor,  # (N, h, w, K) coarse logits
     labels: tl.tensor,  # (N, H, W)
