@@ -132,6 +132,8 @@ class DataRecipe:
     """Most by which the factor of saturation differs from 1."""
     workers: int = 4
     """Processes that read beside each training process."""
+    keep: bool = False
+    """Keep decoded images in memory, read once by each training process: for datasets that fit."""
     bad_files: Literal["stop", "skip"] = "stop"
     """What to do with a file that cannot be read during training."""
 

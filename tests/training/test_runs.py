@@ -25,7 +25,7 @@ from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
 from caaseg.training import checkpoints, runs
 from caaseg.training.journal import read_lines
-from caaseg.training.memory import least_bytes
+from caaseg.training.memory import check_kept_fits, least_bytes
 from caaseg.training.module import NonFiniteLossError, TrainingModule
 from caaseg.training.runs import Progress, train
 from tests.training.small import WORDS, small_recipe
@@ -249,6 +249,26 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
 def test_splits_can_be_joined(tmp_path: Path) -> None:
     train(small_recipe("--data.train_split", "train+val", "--steps", "1"), tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "model").is_dir()
+
+
+def test_kept_data_teach_the_same_and_may_be_given_up_on_resume(tmp_path: Path) -> None:
+    read = small_recipe("--loss.class_weights", "log")
+    kept = small_recipe("--loss.class_weights", "log", "--data.keep", "true", "--data.workers", "1")
+    plain = train(read, tmp_path / "read", device="cpu")
+    assert train(kept, tmp_path / "kept", device="cpu") == plain._replace(folder=tmp_path / "kept")
+    assert_identical(weights(tmp_path / "kept"), weights(tmp_path / "read"))
+    assert train(read, tmp_path / "kept", device="cpu", resume="auto").finished
+
+
+def test_data_larger_than_the_memory_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    assert main([*words, "--data.keep", "true", "--data.options", "{size: [64, 64], length: 1000000000}"]) == 2
+    said = capsys.readouterr().err
+    assert "data.keep is true, but the decoded images take about 32,768.0 GB and " in said
+    assert "GB of memory are free; set data.keep false, to read them from their files at each step" in said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"take about 0\.0 GB 1000000000 times, once a process, and"):
+        check_kept_fits(1_000_000, 1_000_000_000)
 
 
 def test_ctrl_c_stops_a_run_as_sigterm_does(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Whether a step can fit in memory at all, told before anything is read or made.
+"""Whether a step, or a dataset that is to be kept, can fit in memory at all: told before anything is read or made.
 
 A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not:
 the system ends a process that asks for too much, so what can be told beforehand is.
 """
 
 import os
+import re
+from pathlib import Path
 
 from caaseg.config import Recipe
 
@@ -30,6 +32,26 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def available_bytes() -> int | None:
+    """The memory that can be taken now; all of it where the system tells no more, None where it tells nothing."""
+    try:
+        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return memory_bytes() if found is None else 1024 * int(found[1])
+
+
+def check_kept_fits(needed: int, processes: int) -> None:
+    """Refuse to keep data that need more than the memory there is, in each of so many processes of this machine."""
+    there = available_bytes()
+    if there is not None and processes * needed > there:
+        times = f"{processes} times, once a process, " if processes > 1 else ""
+        raise ValueError(
+            f"data.keep is true, but the decoded images take about {needed / 1e9:,.1f} GB {times}and "
+            f"{there / 1e9:,.1f} GB of memory are free; set data.keep false, to read them from their files at each step"
+        )
 
 
 def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
