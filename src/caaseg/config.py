@@ -25,6 +25,8 @@ class Architecture:
     """A timm model that supports features_only and output_stride."""
     output_stride: OutputStride = 16
     """How many pixels a feature of the head stands for: 8 or 16."""
+    enlarge: float = 1.0
+    """How many times as large as they are given images go through the network, 1 to 4: thin things show better."""
     aux: bool = False
     """Whether an auxiliary branch on the backbone's feature is trained along."""
     decoder: bool = False
@@ -59,6 +61,8 @@ class Architecture:
         _among(self, "resnet_variant", ResNetVariant)
         _among(self, "gate_activation", Activation)
         _among(self, "implementation", Implementation)
+        if not 1 <= self.enlarge <= 4:
+            raise ValueError(f"enlarge is {self.enlarge}; expected a factor from 1 to 4")
         _whole(self, 1, 65_536, "channels", "key_channels", "gate_width", "groups")
         _whole(self, 1, 100, "gate_layers")
         if self.multi_grid is not None and not all(_is_whole(factor, 1, 1000) for factor in self.multi_grid):

@@ -57,6 +57,15 @@ def test_a_folder_holds_weights_config_and_card(saved: Path) -> None:
     assert card.startswith("---\n")
 
 
+def test_a_model_of_an_older_version_is_seen_as_it_was(saved: Path) -> None:
+    """It knows nothing of options that came later."""
+    config = json.loads((saved / "config.json").read_text())
+    for name in ("enlarge",):
+        del config[name]
+    (saved / "config.json").write_text(json.dumps(config))
+    assert caaseg.load_model(saved).config == build().config
+
+
 def test_a_channels_last_model_in_half_precision_survives(tmp_path: Path) -> None:
     model = build().to(memory_format=torch.channels_last).half()  # type: ignore[call-overload]
     model.save_pretrained(tmp_path)

@@ -304,9 +304,10 @@ def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_least_that_a_step_takes_is_less_than_it_takes() -> None:
+@pytest.mark.parametrize("words", [(), ("--model.enlarge", "2")])
+def test_the_least_that_a_step_takes_is_less_than_it_takes(words: tuple[str, ...]) -> None:
     """A bound above the truth would refuse what can be trained."""
-    recipe = small_recipe("--model.head", "fcn")
+    recipe = small_recipe("--model.head", "fcn", *words)
     model = runs.build_model(recipe, runs.open_split(recipe, "train"))
     images = torch.zeros(2, 3, *recipe.data.crop)
     live = LiveTensors([images])
@@ -326,6 +327,14 @@ def test_a_step_that_does_not_fit_is_found_out_before_the_first(
     with pytest.raises(ValueError, match="before the first step: 2 crops of 64 x 64 do not fit in the memory of the"):
         train(small_recipe(), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_model_that_enlarges_learns_with_a_decoder_at_the_images_own_size(tmp_path: Path) -> None:
+    words = ["--model.enlarge", "4", "--model.decoder", "true", "--model.aux", "true", "--steps", "20"]
+    train(small_recipe(*words, "--data.crop", "[33, 40]", "--validate_every", "20"), tmp_path / "run", device="cpu")
+    losses = [line["loss"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert losses[1] < losses[0]
+    assert caaseg.load_model(tmp_path / "run").config.enlarge == 4
 
 
 @pytest.mark.parametrize("head", ["caa", "danet"])

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 from caaseg.config import Recipe
+from caaseg.models.resize import enlarged_side
 
 FLOAT_BYTES = 4
 
@@ -16,14 +17,16 @@ FLOAT_BYTES = 4
 def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
     """Bytes that a step needs whatever the network: a lower bound, far below what it takes.
 
-    They are the crops and their labels, the logits at the size of the crops, and the feature of the head, each once.
-    Gradients, the backbone and the weights come on top.
+    They are the crops and their labels, the crops enlarged, the logits at the size of the crops, and the feature of the
+    head, each once. Gradients, the backbone and the weights come on top.
     """
-    height, width = recipe.data.crop
-    stride = recipe.model.output_stride
-    a_pixel = (3 + num_classes) * (FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2) + 1
-    features = -(-height // stride) * -(-width // stride) * recipe.model.channels * FLOAT_BYTES // 2
-    return crops * (height * width * a_pixel + features)
+    (height, width), model = recipe.data.crop, recipe.model
+    value = FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2
+    given = height * width * ((3 + num_classes) * value + 1)
+    rows, columns = (enlarged_side(side, model.enlarge) for side in (height, width))
+    larger = rows * columns * 3 * value if model.enlarge > 1 else 0
+    features = -(-rows // model.output_stride) * -(-columns // model.output_stride) * model.channels * FLOAT_BYTES // 2
+    return crops * (given + larger + features)
 
 
 def memory_bytes() -> int | None:
