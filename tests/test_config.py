@@ -31,6 +31,12 @@ def test_a_recipe_needs_no_more_than_a_dataset_and_cannot_be_changed() -> None:
         (Architecture, {"output_stride": 32}, "output_stride is 32; expected 8 or 16"),
         (Architecture, {"resnet_variant": "x"}, "resnet_variant is 'x'; expected standard or authors"),
         (Architecture, {"channels": 0}, "channels is 0; expected a whole number from 1 to 65536"),
+        (Architecture, {"stages": 0}, "stages is 0; expected a whole number from 1, or none for all"),
+        (
+            Architecture,
+            {"stages": 3, "resnet_variant": "authors"},
+            "stages is 3, but resnet_variant authors is the paper's network, whole; leave out one",
+        ),
         (Architecture, {"enlarge": 0.5}, "enlarge is 0.5; expected a factor from 1 to 4"),
         (Architecture, {"enlarge": float("nan")}, "enlarge is nan; expected a factor from 1 to 4"),
         (DataRecipe, {"dataset": "x", "workers": -1}, "workers is -1; expected 0 or more"),

@@ -42,6 +42,7 @@ class Segmenter(nn.Module, HubModel):
         self.backbone = Backbone(
             config.backbone,
             output_stride=config.output_stride,
+            stages=config.stages,
             multi_grid=config.multi_grid,
             variant=config.resnet_variant,
             with_fine=config.decoder,
@@ -122,7 +123,7 @@ def create_model(
         decoder: add the simple decoder on stride-4 features.
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or
             torchvision naming.
-        **options: further fields of `ModelConfig`, such as enlarge, gate_layers, multi_grid or classes.
+        **options: further fields of `ModelConfig`, such as stages, enlarge, gate_layers, multi_grid or classes.
     """
     known = [field.name for field in fields(ModelConfig)]
     for name in options:
