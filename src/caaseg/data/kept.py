@@ -8,6 +8,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,7 +78,7 @@ class KeptDataset:
             self._used = 0
         strides = torch.empty_like(tensor, device="meta").stride()  # the same order of axes, without gaps
         place = Place(len(self._blocks) - 1, self._used, tuple(tensor.shape), strides)
-        self._at(place).copy_(tensor)
+        np.copyto(self._at(place).numpy(), tensor.numpy())  # torch's threads would be in the way of the readers
         self._used += tensor.numel()
         return place
 
