@@ -25,6 +25,10 @@ class Architecture:
     """A timm model that supports features_only and output_stride."""
     output_stride: OutputStride = 16
     """How many pixels a feature of the head stands for: 8 or 16."""
+    stages: int | None = None
+    """How many stages of the backbone are used, each ending in a feature of stride 4 or coarser; none takes all."""
+    enlarge: float = 1.0
+    """How many times as large as they are given images go through the network, 1 to 4: thin things show better."""
     aux: bool = False
     """Whether an auxiliary branch on the backbone's feature is trained along."""
     decoder: bool = False
@@ -59,6 +63,15 @@ class Architecture:
         _among(self, "resnet_variant", ResNetVariant)
         _among(self, "gate_activation", Activation)
         _among(self, "implementation", Implementation)
+        if not 1 <= self.enlarge <= 4:
+            raise ValueError(f"enlarge is {self.enlarge}; expected a factor from 1 to 4")
+        if self.stages is not None:
+            if not _is_whole(self.stages, 1, 100):
+                raise ValueError(f"stages is {self.stages!r}; expected a whole number from 1, or none for all")
+            if self.resnet_variant == "authors":
+                raise ValueError(
+                    f"stages is {self.stages}, but resnet_variant authors is the paper's network, whole; leave out one"
+                )
         _whole(self, 1, 65_536, "channels", "key_channels", "gate_width", "groups")
         _whole(self, 1, 100, "gate_layers")
         if self.multi_grid is not None and not all(_is_whole(factor, 1, 1000) for factor in self.multi_grid):
@@ -132,6 +145,8 @@ class DataRecipe:
     """Most by which the factor of saturation differs from 1."""
     workers: int = 4
     """Processes that read beside each training process."""
+    keep: bool = False
+    """Keep decoded images in memory, read once by each training process: for datasets that fit."""
     bad_files: Literal["stop", "skip"] = "stop"
     """What to do with a file that cannot be read during training."""
 

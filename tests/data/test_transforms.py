@@ -109,7 +109,12 @@ def test_a_flip_mirrors_image_and_label(height: int, width: int, crop: tuple[int
     assert torch.equal(flipped.label, plain.label.flip(1))
 
 
-@given(brightness=st.floats(-255, 255), contrast=st.floats(0, 2), saturation=st.floats(0, 2), seed=seeds)
+@given(
+    brightness=st.floats(-255, 255),
+    contrast=st.floats(0, 2),
+    saturation=st.one_of(st.just(1.0), st.floats(0, 2)),  # values are looked up where colours are not mixed
+    seed=seeds,
+)
 def test_colours_change_as_defined_and_padding_and_label_do_not(
     brightness: float, contrast: float, saturation: float, seed: int
 ) -> None:
@@ -123,6 +128,22 @@ def test_colours_change_as_defined_and_padding_and_label_do_not(
     torch.testing.assert_close(image[:, :5].double(), expected.clamp(0, 255), rtol=0, atol=0.51)
     assert (image[:, 5:] == GREY).all()
     assert torch.equal(label, view_of(sample, PLAIN, crop).label)
+
+
+@given(
+    scale=scales, flip=st.booleans(), brightness=st.sampled_from([0.0, 20.0]), saturation=st.sampled_from([1.0, 0.5])
+)
+def test_a_view_leaves_its_source_as_it_is(scale: int, flip: bool, brightness: float, saturation: float) -> None:
+    """Samples that are kept in memory are seen again and again."""
+    view = PLAIN._replace(scale=scale, flip=flip, brightness=brightness, saturation=saturation)
+    for crop in ((20, 25), (30, 20), (70, 70)):  # of the image's size, across its edge, around it
+        sample = noise(20, 25, seed=3)
+        seen = view_of(sample, view, crop)
+        seen.image.zero_()
+        seen.label.zero_()
+        untouched = noise(20, 25, seed=3)
+        assert torch.equal(sample.image, untouched.image)
+        assert torch.equal(sample.label, untouched.label)
 
 
 def test_draws_follow_the_settings() -> None:

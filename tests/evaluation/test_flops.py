@@ -1,6 +1,7 @@
 """Counts that can be told by hand, and the paper's columns."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,13 @@ def test_axial_costs_what_caa_costs_without_gates() -> None:
     )
     assert plain.gates == 0
     assert (gated.backbone, gated.head) == (plain.backbone, plain.head)
+
+
+def test_an_enlarged_image_costs_what_an_image_of_that_size_costs() -> None:
+    plain = ModelConfig(head="caa", backbone="resnet18", num_classes=5)
+    counted, expected = count(replace(plain, enlarge=2.0), (33, 49)), count(plain, (65, 97))
+    assert counted == expected
+    assert counted.total > 3 * count(plain, (33, 49)).total
 
 
 def test_the_paper_s_columns_are_reproduced(capsys: pytest.CaptureFixture[str]) -> None:

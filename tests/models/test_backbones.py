@@ -74,9 +74,64 @@ def test_multi_grid_multiplies_the_dilation_of_the_last_stage() -> None:
     assert gridded(torch.randn(1, 3, 65, 65)).coarse.shape == (1, 2048, 5, 5)
 
 
+STAGED = {
+    "resnet18": {2: 128, 3: 256, 4: 512},
+    "test_efficientnet": {2: 32, 3: 48, 4: 64},
+    "mobilenetv3_small_100": {2: 24, 3: 48, 4: 576},
+    "convnext_atto": {2: 80, 3: 160, 4: 320},  # its first feature is of stride 4, those of the others of stride 2
+}
+
+
+@pytest.mark.parametrize("name", STAGED)
+def test_a_backbone_ends_with_a_stage_and_the_rest_is_not_there(name: str) -> None:
+    with torch.device("meta"):
+        whole = Backbone(name, output_stride=8)
+        for stages, channels in STAGED[name].items():
+            for stride in (8, 16) if stages > 2 else (8,):
+                backbone = Backbone(name, output_stride=stride, stages=stages, with_fine=True)
+                coarse, fine = backbone(torch.empty(2, 3, 64, 96))
+                assert coarse.shape == (2, channels, 64 // stride, 96 // stride)
+                assert backbone.coarse_channels == channels
+                assert fine is not None
+                assert fine.shape[2:] == (16, 24)
+                coarse.sum().backward()
+                assert all(weight.grad is not None for weight in backbone.parameters())  # none is idle
+                names = set(backbone.state_dict())
+                assert names <= set(whole.state_dict())
+                assert (names == set(whole.state_dict())) == (stages == 4)
+
+
+def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
+    whole, part = Backbone("resnet18", output_stride=16), Backbone("resnet18", output_stride=16, stages=3)
+    assert sum(weight.numel() for weight in part.parameters()) == 2_782_784
+    part.load_state_dict({name: tensor for name, tensor in whole.state_dict().items() if "layer4" not in name})
+    images = torch.randn(2, 3, 65, 49)
+    assert torch.equal(part.eval()(images).coarse, whole.eval().net(images)[3])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"name": "resnet18", "stages": 2},
+            "backbone resnet18 with stages=2 cannot give features of stride 16; strides it can give: 8",
+        ),
+        (
+            {"name": "resnet18", "stages": 1},
+            "backbone resnet18 with stages=1 cannot give features of stride 16; it gives none of 8, 16 and 32",
+        ),
+        (
+            {"name": "resnet18", "stages": 5},
+            "stages is 5, but backbone resnet18 has 4; give fewer, or none for all",
+        ),
+        (
+            {"name": "xception41", "stages": 3},
+            "stages is 3, but backbone xception41 cannot be ended between stages; use all of it, or one that can",
+        ),
+        (
+            {"name": "resnet50", "stages": 3, "multi_grid": (1, 2, 4)},
+            "multi_grid is (1, 2, 4), for the last stage of resnet50, which stages=3 leaves out; leave out one",
+        ),
         ({"name": "resnet5"}, "backbone 'resnet5' is not a timm model; did you mean resnet50"),
         ({"name": "vgg11"}, "backbone vgg11 cannot give features of stride 16; strides it can give: 32"),
         (
@@ -121,9 +176,14 @@ def test_an_unreachable_hub_becomes_one_message(tmp_path: Path) -> None:
     assert len(result.stdout.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["resnet18", "test_efficientnet", "xception41"])
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("resnet18", None), ("resnet18", 3), ("test_efficientnet", None), ("test_efficientnet", 3), ("xception41", None)],
+)
 @pytest.mark.parametrize("ending", [".safetensors", ".pth"])
-def test_backbone_weights_come_from_a_file_with_or_without_classifier(name: str, ending: str, tmp_path: Path) -> None:
+def test_backbone_weights_come_from_a_file_with_or_without_classifier(
+    name: str, stages: int | None, ending: str, tmp_path: Path
+) -> None:
     import timm
 
     torch.manual_seed(1)
@@ -134,7 +194,7 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(name: str,
         torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, path)
     else:
         save_file(state, path)
-    backbone = Backbone(name, output_stride=16)
+    backbone = Backbone(name, output_stride=16, stages=stages)
     load_backbone_weights(backbone, path)
     ours = backbone.net.state_dict()
     compared = 0
@@ -144,6 +204,20 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(name: str,
             assert torch.equal(mine, value), key
             compared += 1
     assert compared == sum(not key.endswith("num_batches_tracked") for key in ours)
+
+
+@pytest.mark.parametrize(("name", "last"), [("resnet18", "layer4."), ("convnext_atto", "stages_3.")])
+def test_the_file_may_be_of_a_backbone_with_or_without_the_unused_stages(name: str, last: str, tmp_path: Path) -> None:
+    whole = dict(Backbone(name, output_stride=16).net.state_dict())  # timm's naming of features
+    used = {key: tensor for key, tensor in whole.items() if not key.startswith(last)}
+    assert len(used) < len(whole)
+    for state in (whole, used):
+        save_file(state, tmp_path / "w.safetensors")
+        backbone = Backbone(name, output_stride=16, stages=3)
+        load_backbone_weights(backbone, tmp_path / "w.safetensors")
+        assert all(torch.equal(tensor, used[key]) for key, tensor in backbone.net.state_dict().items())
+    with pytest.raises(ValueError, match=f"the weights do not fit the model; .* missing: {re.escape(last)}"):
+        load_backbone_weights(Backbone(name, output_stride=16), tmp_path / "w.safetensors")
 
 
 def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path) -> None:

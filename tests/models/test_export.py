@@ -87,6 +87,20 @@ def test_onnx_agrees_with_a_caa_on_an_efficientnet(saved: Path) -> None:
     assert_agrees(OnnxModel(saved / "m.onnx"), caaseg.load_model(saved / "model"))
 
 
+def test_onnx_agrees_with_a_model_that_enlarges_what_it_sees(tmp_path: Path) -> None:
+    model = build("fcn", "test_resnet", enlarge=1.5)
+    export.export_model(model, tmp_path / "m.onnx")  # which compares them at ten sizes
+    run, plain = OnnxModel(tmp_path / "m.onnx"), build("fcn", "test_resnet")
+    plain.load_state_dict(model.state_dict())
+    for height, width in ((90, 121), (17, 64)):
+        images = torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8)
+        inputs = normalise(images, model.backbone.mean, model.backbone.std)
+        with torch.no_grad():
+            expected, other = model(inputs).logits, plain(inputs).logits
+        torch.testing.assert_close(run(images.float()), expected, rtol=1e-3, atol=1e-2)
+        assert (expected - other).abs().max() > 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["caa", "danet"])
 def test_onnx_agrees_with_larger_models(head: str, tmp_path: Path) -> None:
@@ -180,9 +194,16 @@ def test_files_that_are_no_exported_model_are_refused(saved: Path, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export.load, about its own parts
-@pytest.mark.parametrize("backbone", ["test_resnet", pytest.param("resnet18", marks=pytest.mark.slow)])
-def test_a_torch_program_agrees_with_the_model(backbone: str, tmp_path: Path) -> None:
-    model = build("caa", backbone)
+@pytest.mark.parametrize(
+    ("backbone", "enlarge"),
+    [
+        ("test_resnet", 1.0),
+        pytest.param("test_resnet", 1.3, marks=pytest.mark.slow),
+        pytest.param("resnet18", 1.0, marks=pytest.mark.slow),
+    ],
+)
+def test_a_torch_program_agrees_with_the_model(backbone: str, enlarge: float, tmp_path: Path) -> None:
+    model = build("caa", backbone, enlarge=enlarge)
     check = export.export_model(model, tmp_path / "m.pt2", "torch")
     assert check.difference < 1e-5
     extra = {"caaseg.json": ""}

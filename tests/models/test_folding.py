@@ -20,7 +20,7 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
         ("caa", "test_resnet", {"aux": True, "decoder": True}),
         ("danet", "test_efficientnet", {}),  # whose normalisations have activations in them
         ("axial_se", "resnet18", {"resnet_variant": "authors"}),
-        ("fcn", "test_resnet", {}),
+        ("fcn", "test_resnet", {"enlarge": 1.5}),
     ],
 )
 def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options: dict[str, object]) -> None:

@@ -57,6 +57,28 @@ def test_a_folder_holds_weights_config_and_card(saved: Path) -> None:
     assert card.startswith("---\n")
 
 
+def test_a_model_of_an_older_version_is_seen_as_it_was(saved: Path) -> None:
+    """It knows nothing of options that came later."""
+    config = json.loads((saved / "config.json").read_text())
+    for name in ("enlarge", "stages"):
+        del config[name]
+    (saved / "config.json").write_text(json.dumps(config))
+    assert caaseg.load_model(saved).config == build().config
+
+
+def test_the_card_says_what_is_not_usual(saved: Path, tmp_path: Path) -> None:
+    assert "backbone `test_resnet`, output stride\n16. The heads" in (saved / "README.md").read_text()
+    model = build(stages=3, enlarge=1.5)
+    model.save_pretrained(tmp_path / "other")
+    card = (tmp_path / "other" / "README.md").read_text()
+    assert (
+        "backbone `test_resnet` up to stage 3, output stride\n16, images enlarged 1.5 times inside. The heads" in card
+    )
+    loaded, images = caaseg.load_model(tmp_path / "other"), torch.randn(1, 3, 40, 51)
+    assert (loaded.config.stages, loaded.config.enlarge) == (3, 1.5)
+    assert torch.equal(model(images).logits, loaded(images).logits)
+
+
 def test_a_channels_last_model_in_half_precision_survives(tmp_path: Path) -> None:
     model = build().to(memory_format=torch.channels_last).half()  # type: ignore[call-overload]
     model.save_pretrained(tmp_path)

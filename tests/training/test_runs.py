@@ -25,7 +25,7 @@ from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
 from caaseg.training import checkpoints, runs
 from caaseg.training.journal import read_lines
-from caaseg.training.memory import least_bytes
+from caaseg.training.memory import check_kept_fits, least_bytes
 from caaseg.training.module import NonFiniteLossError, TrainingModule
 from caaseg.training.runs import Progress, train
 from tests.training.small import WORDS, small_recipe
@@ -251,6 +251,26 @@ def test_splits_can_be_joined(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model").is_dir()
 
 
+def test_kept_data_teach_the_same_and_may_be_given_up_on_resume(tmp_path: Path) -> None:
+    read = small_recipe("--loss.class_weights", "log")
+    kept = small_recipe("--loss.class_weights", "log", "--data.keep", "true", "--data.workers", "1")
+    plain = train(read, tmp_path / "read", device="cpu")
+    assert train(kept, tmp_path / "kept", device="cpu") == plain._replace(folder=tmp_path / "kept")
+    assert_identical(weights(tmp_path / "kept"), weights(tmp_path / "read"))
+    assert train(read, tmp_path / "kept", device="cpu", resume="auto").finished
+
+
+def test_data_larger_than_the_memory_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    assert main([*words, "--data.keep", "true", "--data.options", "{size: [64, 64], length: 1000000000}"]) == 2
+    said = capsys.readouterr().err
+    assert "data.keep is true, but the decoded images take about 32,768.0 GB and " in said
+    assert "GB of memory are free; set data.keep false, to read them from their files at each step" in said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match=r"take about 0\.0 GB 1000000000 times, once a process, and"):
+        check_kept_fits(1_000_000, 1_000_000_000)
+
+
 def test_ctrl_c_stops_a_run_as_sigterm_does(tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -284,9 +304,10 @@ def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_least_that_a_step_takes_is_less_than_it_takes() -> None:
+@pytest.mark.parametrize("words", [(), ("--model.enlarge", "2")])
+def test_the_least_that_a_step_takes_is_less_than_it_takes(words: tuple[str, ...]) -> None:
     """A bound above the truth would refuse what can be trained."""
-    recipe = small_recipe("--model.head", "fcn")
+    recipe = small_recipe("--model.head", "fcn", *words)
     model = runs.build_model(recipe, runs.open_split(recipe, "train"))
     images = torch.zeros(2, 3, *recipe.data.crop)
     live = LiveTensors([images])
@@ -306,6 +327,14 @@ def test_a_step_that_does_not_fit_is_found_out_before_the_first(
     with pytest.raises(ValueError, match="before the first step: 2 crops of 64 x 64 do not fit in the memory of the"):
         train(small_recipe(), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_model_that_enlarges_learns_with_a_decoder_at_the_images_own_size(tmp_path: Path) -> None:
+    words = ["--model.enlarge", "4", "--model.decoder", "true", "--model.aux", "true", "--steps", "20"]
+    train(small_recipe(*words, "--data.crop", "[33, 40]", "--validate_every", "20"), tmp_path / "run", device="cpu")
+    losses = [line["loss"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert losses[1] < losses[0]
+    assert caaseg.load_model(tmp_path / "run").config.enlarge == 4
 
 
 @pytest.mark.parametrize("head", ["caa", "danet"])

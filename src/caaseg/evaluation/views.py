@@ -51,7 +51,7 @@ class Views(nn.Module):
         self.names = VIEWS[model.config.head]
 
     def forward(self, images: Tensor) -> Tensor:
-        coarse, fine = self.model.backbone(images)
+        coarse, fine = self.model.features(images)
         whole = self.model.classified(coarse, fine)
         views = [whole.branches[name] for name in self.names[:-1] if name in whole.branches]  # (N, K, h, w) each
         if self.model.config.head == "caa":

@@ -16,9 +16,12 @@ from caaseg.torchvision_compat import declare_missing_operators
 declare_missing_operators()  # timm imports torchvision
 
 import timm  # noqa: E402
+from timm.models import FeatureDictNet  # noqa: E402
+from timm.models.efficientnet import EfficientNetFeatures  # noqa: E402
+from timm.models.mobilenetv3 import MobileNetV3Features  # noqa: E402
 from timm.models.resnet import BasicBlock, Bottleneck  # noqa: E402
 
-FINE_STRIDE = 4  # of the feature that the simple decoder reads
+FINE_STRIDE = 4  # of the feature that the simple decoder reads, and of the first stage
 
 
 class Features(NamedTuple):
@@ -34,6 +37,8 @@ class Backbone(nn.Module):
     Args:
         name: any timm model that supports `features_only` and `output_stride`, such as resnet101.
         output_stride: how many input pixels a coarse feature stands for, 8 or 16.
+        stages: how many of its stages are used; None takes all. A stage ends in each feature that timm has at stride 4
+            or coarser, before anything is dilated: layer1 to layer4 of a ResNet. The rest is not there at all.
         multi_grid: dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4).
         variant: "authors" is the ResNet of the paper's code: three 3x3 convolutions (64, 64, 128) as stem, each
             stage's stride in its last block. No ImageNet weights are published for it.
@@ -46,6 +51,7 @@ class Backbone(nn.Module):
         name: str,
         *,
         output_stride: OutputStride,
+        stages: int | None = None,
         multi_grid: Sequence[int] | None = None,
         variant: ResNetVariant = "standard",
         with_fine: bool = False,
@@ -54,6 +60,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.name = name
         self.output_stride = output_stride
+        self.stages = stages
         if variant == "authors":
             if hub_weights:
                 raise ValueError(
@@ -61,12 +68,17 @@ class Backbone(nn.Module):
                     "use variant='standard', or pretrained=False, or pretrained=PATH with weights of your own"
                 )
             _check_resnet(name, output_stride, "the authors' variant")
-            net = _create(name, output_stride, stem_type="deep", stem_width=64)
+            net = _create(name, output_stride, None, stem_type="deep", stem_width=64)
             _move_strides(net, output_stride)
         else:
-            net = _create(name, output_stride, pretrained=hub_weights)
+            net = _create(name, output_stride, stages, pretrained=hub_weights)
         if multi_grid is not None:
             _check_resnet(name, output_stride, "multi_grid")
+            if not hasattr(net, "layer4"):
+                raise ValueError(
+                    f"multi_grid is {tuple(multi_grid)}, for the last stage of {name}, which stages={stages} leaves "
+                    "out; leave out one"
+                )
             _apply_multi_grid(net, tuple(multi_grid), name)
         self.net: Any = net
         reductions, channels = net.feature_info.reduction(), net.feature_info.channels()
@@ -97,34 +109,64 @@ class Backbone(nn.Module):
         return Features(coarse, None if self.fine_index is None else fine)
 
 
-def _create(name: str, output_stride: int, **options: Any) -> Any:
+def _create(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
     """The timm model with dilated stages, or an error that says what would do."""
-    _on_meta(name, output_stride)
+    _on_meta(name, output_stride, stages)
     try:
-        return timm.create_model(name, features_only=True, output_stride=output_stride, **options)
+        return _network(name, output_stride, stages, **options)
     except Exception as error:
         if not options.get("pretrained"):
             raise
         raise ValueError(_hub_message(name, error)) from error
 
 
-def _on_meta(name: str, output_stride: int) -> Any:
+def _network(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
+    """The timm model up to a stage, whatever stride it gives."""
+    if stages is not None:
+        options["out_indices"] = _levels(name, stages)
+    net: Any = timm.create_model(name, features_only=True, output_stride=output_stride, **options)
+    if stages is not None and isinstance(net, EfficientNetFeatures | MobileNetV3Features):
+        used = net.feature_info.get_dicts()[-1]["stage"]
+        net.blocks = nn.Sequential(*list(net.blocks)[:used])  # timm would run the others for nothing
+    return net
+
+
+def _levels(name: str, stages: int) -> tuple[int, ...]:
+    """What timm calls the features up to the end of a stage."""
+    with torch.device("meta"):
+        net: Any = timm.create_model(name, features_only=True)
+    if not isinstance(net, FeatureDictNet | EfficientNetFeatures | MobileNetV3Features):
+        raise ValueError(
+            f"stages is {stages}, but backbone {name} cannot be ended between stages; use all of it, or one that can: "
+            "a ResNet, an EfficientNet, a ConvNeXt"
+        )
+    levels, strides = net.feature_info.out_indices, net.feature_info.reduction()
+    ends = [level for level, stride in zip(levels, strides, strict=True) if stride >= FINE_STRIDE]
+    if stages > len(ends):
+        raise ValueError(f"stages is {stages}, but backbone {name} has {len(ends)}; give fewer, or none for all")
+    return tuple(level for level in levels if level <= ends[stages - 1])
+
+
+def _on_meta(name: str, output_stride: int, stages: int | None = None) -> Any:
     """The timm model without weights, known to give the stride."""
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
         raise ValueError(f"backbone {name!r} is not a timm model; {hint}")
-    if (net := _if_it_gives(name, output_stride)) is None:
-        possible = [stride for stride in (8, 16, 32) if _if_it_gives(name, stride) is not None]
+    if (net := _if_it_gives(name, output_stride, stages)) is None:
+        if stages is not None and _if_it_gives(name, output_stride) is not None:
+            _levels(name, stages)  # says what else may be wrong
+        possible = [stride for stride in (8, 16, 32) if _if_it_gives(name, stride, stages) is not None]
         able = f"strides it can give: {', '.join(map(str, possible))}" if possible else "it gives none of 8, 16 and 32"
-        raise ValueError(f"backbone {name} cannot give features of stride {output_stride}; {able}")
+        what = f"backbone {name}" if stages is None else f"backbone {name} with stages={stages}"
+        raise ValueError(f"{what} cannot give features of stride {output_stride}; {able}")
     return net
 
 
-def _if_it_gives(name: str, output_stride: int) -> Any:
+def _if_it_gives(name: str, output_stride: int, stages: int | None = None) -> Any:
     try:
         with torch.device("meta"):
-            net: Any = timm.create_model(name, features_only=True, output_stride=output_stride)
+            net = _network(name, output_stride, stages)
             features = net(torch.empty(1, 3, 64, 64))
     except Exception:  # whatever a model says to a stride or a size it does not know
         return None
@@ -132,12 +174,12 @@ def _if_it_gives(name: str, output_stride: int) -> Any:
     return net if tuple(features[-1].shape[1:]) == expected else None
 
 
-def classifier_names(name: str, output_stride: int) -> set[str]:
-    """Names of the tensors of a timm model that its features do without."""
-    features = _on_meta(name, output_stride).state_dict()
+def unused_names(name: str, output_stride: int, stages: int | None) -> set[str]:
+    """Names of the tensors of a timm model that a backbone does without: its classifier, and stages that it leaves."""
+    ours = _on_meta(name, output_stride, stages).state_dict()
     with torch.device("meta"):
-        whole = timm.create_model(name).state_dict()
-    return {key for key in whole if flat_name(key, features) not in features}
+        whole = [*timm.create_model(name).state_dict(), *_network(name, output_stride, None).state_dict()]
+    return {key for key in whole if flat_name(key, ours) not in ours}
 
 
 def flat_name(name: str, ours: Mapping[str, Tensor]) -> str:

@@ -33,8 +33,11 @@ CARD = """---
 
 # {{ config.head }} on {{ config.backbone }}, {{ config.num_classes }} classes
 
-A semantic segmentation model: head `{{ config.head }}`, backbone `{{ config.backbone }}`, output stride
-{{ config.output_stride }}{% if config.decoder %}, simple decoder{% endif %}. The heads, and what sets Channelized Axial
+A semantic segmentation model: head `{{ config.head }}`, backbone `{{ config.backbone }}`
+{%- if config.stages %} up to stage {{ config.stages }}{% endif %}, output stride
+{{ config.output_stride }}
+{%- if config.enlarge != 1 %}, images enlarged {{ config.enlarge }} times inside{% endif %}
+{%- if config.decoder %}, simple decoder{% endif %}. The heads, and what sets Channelized Axial
 Attention apart, are described in Huang et al., Channelized Axial Attention, AAAI 2022.
 
 ```python

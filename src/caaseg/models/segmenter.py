@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from caaseg.attention.projection import projection
 from caaseg.config import ModelConfig, OutputStride
-from caaseg.models.backbones import Backbone
+from caaseg.models.backbones import Backbone, Features
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import DROPOUT, HEADS
-from caaseg.models.resize import resize
+from caaseg.models.resize import enlarged, resize
 from caaseg.models.saving import HubModel
 from caaseg.models.weights import load_backbone_weights
 
@@ -42,6 +42,7 @@ class Segmenter(nn.Module, HubModel):
         self.backbone = Backbone(
             config.backbone,
             output_stride=config.output_stride,
+            stages=config.stages,
             multi_grid=config.multi_grid,
             variant=config.resnet_variant,
             with_fine=config.decoder,
@@ -75,10 +76,14 @@ class Segmenter(nn.Module, HubModel):
 
     def coarse(self, images: Tensor) -> Prediction:
         """The same before it is resized: logits at the size of the features. A loss needs no more."""
-        return self.classified(*self.backbone(images))
+        return self.classified(*self.features(images))
+
+    def features(self, images: Tensor) -> Features:
+        """What the backbone sees in them, enlarged where the config says so."""
+        return self.backbone(enlarged(images, self.config.enlarge))  # type: ignore[no-any-return]
 
     def classified(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
-        """The same from the backbone's features, (N, C, H/stride, W/stride) and (N, C', H/4, W/4) or None."""
+        """The same from the backbone's features: Features.coarse and Features.fine."""
         features, branches = self.head(coarse)
         decoded = features if self.decoder is None else self.decoder(features, fine)
         return Prediction(
@@ -118,7 +123,7 @@ def create_model(
         decoder: add the simple decoder on stride-4 features.
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or
             torchvision naming.
-        **options: further fields of `ModelConfig`, such as gate_layers, implementation, multi_grid or classes.
+        **options: further fields of `ModelConfig`, such as stages, enlarge, gate_layers, multi_grid or classes.
     """
     known = [field.name for field in fields(ModelConfig)]
     for name in options:

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from caaseg.models.backbones import Backbone, classifier_names, flat_name
+from caaseg.models.backbones import Backbone, flat_name, unused_names
 
 PYTORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 SHOWN = 12  # names in a message before "and N more"
@@ -85,10 +85,10 @@ def _listed(what: str, names: list[str]) -> str:
 
 
 def load_backbone_weights(backbone: Backbone, path: Path) -> None:
-    """Start a backbone from a file in timm or torchvision naming; the classifier in it is left out."""
+    """Start a backbone from a file in timm or torchvision naming; a classifier and unused stages in it are left out."""
     ours = backbone.net.state_dict()
-    of_classifier = classifier_names(backbone.name, backbone.output_stride)
-    fitting = {flat_name(name, ours): t for name, t in read_tensors(path).items() if name not in of_classifier}
+    unused = unused_names(backbone.name, backbone.output_stride, backbone.stages)
+    fitting = {flat_name(name, ours): t for name, t in read_tensors(path).items() if name not in unused}
     for name, counter in ours.items():  # files of old versions lack these
         if name.endswith("num_batches_tracked"):
             fitting.setdefault(name, counter)

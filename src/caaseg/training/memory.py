@@ -1,12 +1,15 @@
-"""Whether a step can fit in memory at all, told before anything is read or made.
+"""Whether a step, or a dataset that is to be kept, can fit in memory at all: told before anything is read or made.
 
 A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not:
 the system ends a process that asks for too much, so what can be told beforehand is.
 """
 
 import os
+import re
+from pathlib import Path
 
 from caaseg.config import Recipe
+from caaseg.models.resize import enlarged_side
 
 FLOAT_BYTES = 4
 
@@ -14,14 +17,16 @@ FLOAT_BYTES = 4
 def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
     """Bytes that a step needs whatever the network: a lower bound, far below what it takes.
 
-    They are the crops and their labels, the logits at the size of the crops, and the feature of the head, each once.
-    Gradients, the backbone and the weights come on top.
+    They are the crops and their labels, the crops enlarged, the logits at the size of the crops, and the feature of the
+    head, each once. Gradients, the backbone and the weights come on top.
     """
-    height, width = recipe.data.crop
-    stride = recipe.model.output_stride
-    a_pixel = (3 + num_classes) * (FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2) + 1
-    features = -(-height // stride) * -(-width // stride) * recipe.model.channels * FLOAT_BYTES // 2
-    return crops * (height * width * a_pixel + features)
+    (height, width), model = recipe.data.crop, recipe.model
+    value = FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2
+    given = height * width * ((3 + num_classes) * value + 1)
+    rows, columns = (enlarged_side(side, model.enlarge) for side in (height, width))
+    larger = rows * columns * 3 * value if model.enlarge > 1 else 0
+    features = -(-rows // model.output_stride) * -(-columns // model.output_stride) * model.channels * FLOAT_BYTES // 2
+    return crops * (given + larger + features)
 
 
 def memory_bytes() -> int | None:
@@ -30,6 +35,26 @@ def memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def available_bytes() -> int | None:
+    """The memory that can be taken now; all of it where the system tells no more, None where it tells nothing."""
+    try:
+        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return memory_bytes() if found is None else 1024 * int(found[1])
+
+
+def check_kept_fits(needed: int, processes: int) -> None:
+    """Refuse to keep data that need more than the memory there is, in each of so many processes of this machine."""
+    there = available_bytes()
+    if there is not None and processes * needed > there:
+        times = f"{processes} times, once a process, " if processes > 1 else ""
+        raise ValueError(
+            f"data.keep is true, but the decoded images take about {needed / 1e9:,.1f} GB {times}and "
+            f"{there / 1e9:,.1f} GB of memory are free; set data.keep false, to read them from their files at each step"
+        )
 
 
 def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:

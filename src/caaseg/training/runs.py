@@ -20,6 +20,7 @@ import torch
 from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find, open_dataset
 from caaseg.data.joined import JoinedDataset
+from caaseg.data.kept import KeptDataset, estimated_bytes
 from caaseg.data.sample import Batch, SegmentationDataset
 from caaseg.files import written_whole
 from caaseg.metrics import ConfusionMatrix
@@ -28,7 +29,7 @@ from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.recipe_files import differences, load_recipe, save_recipe
 from caaseg.training import checkpoints
 from caaseg.training.journal import Journal
-from caaseg.training.memory import check_step_fits, too_large
+from caaseg.training.memory import check_kept_fits, check_step_fits, too_large
 from caaseg.training.module import Outcome, TrainingModule, with_synchronised_statistics
 from caaseg.training.schedule import learning_rate
 
@@ -44,7 +45,7 @@ Device = Literal["auto", "cpu", "cuda"]
 RECIPE = "recipe.yaml"
 LOG_EVERY = 10  # steps between two lines of the journal
 WITHOUT_IMAGE_LEVEL = ("fcn", "danet")  # heads
-MAY_CHANGE = {"data.root", "data.workers"}  # on resume: they change nothing that is learned
+MAY_CHANGE = {"data.root", "data.workers", "data.keep"}  # on resume: they change nothing that is learned
 
 
 class Progress(NamedTuple):
@@ -121,8 +122,11 @@ def train(
     model = build_model(recipe, train_data, init_from if state is None else None)
     if synchronised:
         model = with_synchronised_statistics(model)
-    module = TrainingModule(recipe, model, train_data, val_data, state=state)
     start = 0 if state is None else state["step"]
+    if recipe.data.keep and start < recipe.steps:
+        check_kept_fits(estimated_bytes(train_data) + estimated_bytes(val_data), here)
+        train_data, val_data = KeptDataset(train_data), KeptDataset(val_data)
+    module = TrainingModule(recipe, model, train_data, val_data, state=state)
     best = {} if state is None else state["best"]
     if is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
