@@ -5,9 +5,19 @@ import torch
 from torch import nn
 
 import caaseg
-from caaseg.models.folding import folded
+from caaseg.models.folding import PlainBlock, folded
 
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
+
+
+def set_at_random(model: nn.Module) -> None:
+    for norm in norms(model):
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        nn.init.normal_(norm.running_mean, 0, 0.1)
+        nn.init.uniform_(norm.running_var, 0.5, 1.5)
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+        nn.init.normal_(norm.bias, 0, 0.1)
 
 
 def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
@@ -21,17 +31,12 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
         ("danet", "test_efficientnet", {}),  # whose normalisations have activations in them
         ("axial_se", "resnet18", {"resnet_variant": "authors"}),
         ("fcn", "test_resnet", {"enlarge": 1.5}),
+        ("fcn", "resnet26d", {"output_stride": 8}),  # whose shortcuts are pooled
     ],
 )
 def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options: dict[str, object]) -> None:
     model = caaseg.create_model(head, backbone=backbone, **SMALL, **options).double()  # type: ignore[arg-type]
-    for norm in norms(model):
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        nn.init.normal_(norm.running_mean, 0, 0.1)
-        nn.init.uniform_(norm.running_var, 0.5, 1.5)
-        nn.init.uniform_(norm.weight, 0.5, 1.5)
-        nn.init.normal_(norm.bias, 0, 0.1)
+    set_at_random(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     served = folded(model)
     images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
@@ -44,3 +49,34 @@ def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options
     assert len(norms(model)) > 3
     assert not norms(served)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # a copy was folded
+
+
+def test_a_resnet_is_convolutions_alone() -> None:
+    model = caaseg.create_model("caa", backbone="resnet50", **SMALL)  # type: ignore[arg-type]
+    served = folded(model)
+    blocks = [module for module in served.modules() if isinstance(module, PlainBlock)]
+    assert len(blocks) == 16
+    assert not [module for module in served.backbone.modules() if isinstance(module, nn.ReLU)]
+    shortcuts = [module for block in blocks for module in block.children() if isinstance(module, nn.Sequential)]
+    assert len(shortcuts) == 4
+    assert all(part.bias is None for shortcut in shortcuts for part in shortcut if isinstance(part, nn.Conv2d))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_the_library_computes_what_follows_a_convolution(compiled: bool) -> None:
+    model = caaseg.create_model("caa", backbone="resnet50", output_stride=8, num_classes=11).cuda().eval()
+    set_at_random(model)
+    images = torch.randn(2, 3, 97, 129, device="cuda").contiguous(memory_format=torch.channels_last)
+    served = folded(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    run = torch.compile(served, dynamic=False) if compiled else served
+    with torch.inference_mode():
+        exact = model.double()(images.double()).logits
+        model.float()
+        with torch.autocast("cuda", torch.bfloat16):
+            plain, found = model(images).logits, run(images).logits
+
+    def error(logits: torch.Tensor) -> float:
+        return float((logits.double() - exact).norm() / exact.norm())
+
+    assert error(found) < 1.2 * error(plain) < 0.05
