@@ -30,6 +30,9 @@ MOST_KEY_CHANNELS = 256
 LONGEST = 128  # positions of which weights, and gradients of weights, still fit the registers
 BLOCK = 64  # positions of a part of a longer line
 TAIL = 16  # positions more than a power of two that are a part of their own
+# Triton's pipeliner lets a product run on while the next turn of the loop writes over what it reads, where that is made
+# in the loop (seen with 3.6 on sm_90: gradients of keys that differ from run to run). One stage has no such overlap.
+IN_TURN = {"num_stages": 1}
 
 
 def why_not(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
@@ -115,17 +118,26 @@ def _launch_gather(
     blocks = Blocks.of(lines, keys, values)
     given = (keys, values, gate, out, sums, *lines, c, keys.shape[1])
     main = _power(lines.length) // 2
+    flags = {"gated": gate is not None}
     if values.dtype != torch.float32 and 32 <= main <= LONGEST and lines.length - main <= TAIL:
-        span = _span(n * lines.number, c, blocks.channels)
+        channels = min(max(_power(c), 16), 128 if main <= 64 else 64)
+        span = _span(n * lines.number, c, channels)
         kernels.gather_with_tail_kernel[(n * lines.number, 1, _blocks(c, span))](
-            *given, gated=gate is not None, block_d=blocks.keys, block=main, tail=TAIL, block_c=blocks.channels,
-            span=span, num_warps=4,
+            *given, **flags, block_d=blocks.keys, block=main, tail=TAIL, block_c=channels, span=span,
+            num_warps=4,
+        )  # fmt: skip
+    elif blocks.whole:
+        channels = 128 if blocks.positions <= 64 and blocks.channels == 64 and c > 64 else blocks.channels
+        span = _span(n * lines.number, c, channels)
+        kernels.gather_kernel[(n * lines.number, 1, _blocks(c, span))](
+            *given, **flags, one_block=True, block_d=blocks.keys, block=blocks.positions, block_c=channels, span=span,
+            num_warps=blocks.warps,
         )  # fmt: skip
     else:
-        span = blocks.channels if not blocks.whole else _span(n * lines.number, c, blocks.channels)
-        kernels.gather_kernel[(n * lines.number, _blocks(lines.length, blocks.positions), _blocks(c, span))](
-            *given, gated=gate is not None, one_block=blocks.whole, block_d=blocks.keys, block=blocks.positions,
-            block_c=blocks.channels, span=span, num_warps=blocks.warps,
+        channels = blocks.channels
+        kernels.gather_kernel[(n * lines.number, _blocks(lines.length, blocks.positions), _blocks(c, channels))](
+            *given, **flags, one_block=False, block_d=blocks.keys, block=blocks.positions, block_c=channels,
+            span=channels, num_warps=blocks.warps, **IN_TURN,
         )  # fmt: skip
     pooled = values.new_empty(n, lines.length, c if pool else 0)
     if pool:
@@ -167,11 +179,13 @@ def _launch_gather_backward(
         kernels.gather_backward_kernel[(number,)](
             keys, values, gate, grad, grad_pooled, grad_keys, grad_values, grad_gate, *lines, c, d, share,
             **flags, block_d=blocks.keys, block=blocks.positions, block_c=blocks.channels, num_warps=blocks.warps,
+            **IN_TURN,
         )  # fmt: skip
         return grad_keys, grad_values, grad_gate
     per_line = _blocks(lines.length, blocks.positions)
     deltas = torch.empty_like(sums[0])
-    sizes = {"block_d": blocks.keys, "block": blocks.positions, "block_c": blocks.channels, "num_warps": blocks.warps}
+    sizes = {"block_d": blocks.keys, "block": blocks.positions, "block_c": blocks.channels}
+    sizes |= {"num_warps": blocks.warps, **IN_TURN}
     kernels.delta_kernel[(number, per_line)](
         keys, values, gate, sums, grad, grad_pooled, deltas, *lines, c, d, share, **flags, **sizes
     )

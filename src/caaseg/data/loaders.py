@@ -37,6 +37,7 @@ ORDER, VIEW, REPLACEMENT = range(3)
 
 MOST_ATTEMPTS = 100
 PREFETCH = 2  # batches that each worker has in hand
+WORTH_A_WORKER = 64  # samples to read once; fewer are read before a process more has started
 
 
 class StepSampler(Sampler[int]):
@@ -348,6 +349,11 @@ class EvaluationLoader:
             if isinstance(batch, str):
                 raise BadFileError(batch)
             yield batch
+
+
+def worthwhile(workers: int, samples: int) -> int:
+    """How many of the workers are worth starting to read so many samples once."""
+    return min(workers, samples // WORTH_A_WORKER)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:

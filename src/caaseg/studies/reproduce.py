@@ -24,6 +24,7 @@ import torch
 
 from caaseg.config import Recipe
 from caaseg.data.catalogue import find
+from caaseg.data.loaders import worthwhile
 from caaseg.evaluation.evaluate import evaluate
 from caaseg.evaluation.inference import Precision, Predictor
 from caaseg.evaluation.paired import paired_difference
@@ -392,7 +393,7 @@ def _scored(model: torch.nn.Module, recipe: Recipe, manner: Manner) -> dict[str,
     data = open_split(recipe, manner.split)
     precision: Precision = "bf16" if recipe.precision == "bf16" else "32"
     predictor = Predictor(model, scales=manner.scales, flip=manner.flip, precision=precision)
-    scores = evaluate(predictor, data, workers=min(recipe.data.workers, len(data)))
+    scores = evaluate(predictor, data, workers=worthwhile(recipe.data.workers, len(data)))
     if not scores.confusion.any():
         raise ValueError(f"no pixel of split {manner.split} of {recipe.data.dataset} is labelled; give another --split")
     iou = {name: None if math.isnan(value) else value for name, value in zip(scores.classes, scores.iou, strict=True)}

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from caaseg.config import Recipe
+from caaseg.data.loaders import worthwhile
 from caaseg.evaluation.evaluate import evaluate
 from caaseg.evaluation.extremes import Extremes
 from caaseg.evaluation.inference import Predictor
@@ -69,7 +70,7 @@ def write_report(recipe: Recipe, folder: Path, device: torch.device) -> None:
     evaluation = evaluate(
         Predictor(model, precision="32" if recipe.precision == "32" else "bf16"),
         data,
-        workers=min(recipe.data.workers, len(data)),
+        workers=worthwhile(recipe.data.workers, len(data)),
         seen=extremes.see,
     )
     write_run_page(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from caaseg.config import OptimiserRecipe, Recipe
-from caaseg.data.loaders import EvaluationLoader, TrainingLoader
+from caaseg.data.loaders import EvaluationLoader, TrainingLoader, worthwhile
 from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
 from caaseg.data.transforms import Augmentation, normalise
 from caaseg.metrics import ConfusionMatrix
@@ -218,8 +218,7 @@ class TrainingModule(L.LightningModule):
     def validate(self) -> ConfusionMatrix:
         """Score whole images of the validation split, each once over all ranks."""
         matrix = ConfusionMatrix(self.model.config.num_classes, self.device)
-        workers = min(self.recipe.data.workers, len(self.val_data))
-        loader = EvaluationLoader(self.val_data, workers=workers, rank=self.global_rank, ranks=self.ranks)
+        loader = self._samples_of(self.val_data)
         self.scored.eval()
         for batch in loader:
             labels = batch.labels.to(self.device)
@@ -261,10 +260,14 @@ class TrainingModule(L.LightningModule):
         if asked != "log":
             return torch.tensor(asked, device=self.device)
         counts = torch.zeros(IGNORE + 1, dtype=torch.int64)
-        workers = min(self.recipe.data.workers, len(self.train_data))
-        for batch in EvaluationLoader(self.train_data, workers=workers, rank=self.global_rank, ranks=self.ranks):
+        for batch in self._samples_of(self.train_data):
             counts += torch.bincount(batch.labels.flatten(), minlength=IGNORE + 1)
         return log_class_weights(self._over_ranks(counts[: self.model.config.num_classes].to(self.device)))
+
+    def _samples_of(self, data: SegmentationDataset) -> EvaluationLoader:
+        """This rank's share of a dataset, one by one; what is in memory needs no processes to read it."""
+        workers = 0 if self.recipe.data.keep else worthwhile(self.recipe.data.workers, len(data) // self.ranks)
+        return EvaluationLoader(data, workers=workers, rank=self.global_rank, ranks=self.ranks)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""
