@@ -99,7 +99,7 @@ def test_onnx_agrees_with_larger_models(head: str, backbone: str, tmp_path: Path
 
 @pytest.mark.slow
 def test_onnx_agrees_with_a_caa_on_a_large_efficientnet_as_far_as_float32_goes(tmp_path: Path) -> None:
-    """Not to 1e-3: with logits twice as large 4e-3 were seen once, on a picture whose logits were far above the others'.
+    """Not to 1e-3: with logits twice as large 4e-3 were seen once, where the logits were far above others'.
 
     Whether a trained network stays below is not shown here.
     """
