@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,15 +9,17 @@ from pathlib import Path
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A place beside `path` to write to; renamed to it when the block ends well, removed when it does not."""
+    """A place beside `path` to write to; renamed to it when the block ends well, removed when it does not.
+
+    Of several processes that write the same file at once each has a place of its own, and the last one's file stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.stem}.part{path.suffix}")  # the ending stays: writers choose a format by it
+    # The ending stays: writers choose a format by it. Two machines may have a process of the same number.
+    aside = path.with_name(f".{path.stem}.{uuid.uuid4().hex[:12]}.part{path.suffix}")
     try:
         yield aside
         with aside.open("rb") as written:
-            os.fsync(
-                written.fileno()
-            )  # on disk before it has its name: a name survives a power cut that content may not
+            os.fsync(written.fileno())  # before it has its name: a name survives a power cut that content may not
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)

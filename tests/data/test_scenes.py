@@ -56,6 +56,13 @@ def test_samples_are_valid_at_every_size(size: tuple[int, int], difficulty: Diff
     assert 0 < (label == IGNORE).float().mean() < 0.05
 
 
+@pytest.mark.parametrize("size", [(300, 500), (720, 960), (1100, 1024)])
+def test_large_scenes_have_all_three_regions(size: tuple[int, int]) -> None:
+    labels = torch.stack([Scenes(size=size)[index].label for index in range(3)])
+    shares = [float((labels == region).float().mean()) for region in range(3)]
+    assert min(shares) > 0.1
+
+
 def test_every_class_has_a_fair_share_of_the_pixels() -> None:
     labels = torch.cat([Scenes()[index].label.flatten() for index in range(100)])
     shares = torch.bincount(labels.long(), minlength=256)[: len(Scenes.classes)] / len(labels)

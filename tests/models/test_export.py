@@ -18,65 +18,67 @@ from caaseg.data.transforms import normalise
 from caaseg.models import export
 from caaseg.models.onnx_model import OnnxModel
 
-LARGEST = 10.0  # random deep networks say anything from 0.1 to 1000, and rounding grows with it
+LARGEST = 2.5  # of the logits of the pictures that statistics are taken of; differences are in proportion to it
 SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "gate_width": 8}
 
 
 def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
-    """Every weight is drawn, and so is every statistic, near those of a network that does not blow up rounding errors.
+    """A network as well conditioned as a trained one, of which every weight and every statistic is drawn.
 
-    So a wrong layer shows. The logits are made as large as learned ones are.
+    So a wrong layer shows. The statistics of its normalisations are those of a batch of pictures, as training would
+    leave them: with those it begins with (means 0, variances 1) the features of an EfficientNet-B0 shrink to 1e-3 and
+    its logits to 1e-4, where nothing could differ. It is then shown pictures of the same kind: on noise its logits
+    come to 1e5, and torch in float32 is about as far from torch in float64 as an exported file is.
     """
     torch.manual_seed(0)
     model = caaseg.create_model(head, backbone=backbone, **{**SMALL, **options})
     for name, tensor in model.named_parameters():
         if name.endswith("bias"):
             nn.init.uniform_(tensor, -0.1, 0.1)
-        elif tensor.dim() == 1:  # factors of batch norm
-            nn.init.uniform_(tensor, 0.8, 1.2)
+        elif tensor.dim() == 1:  # factors of batch norm; with those around 1 float32 itself is 2e-3 off
+            nn.init.uniform_(tensor, 0.4, 0.6)
         elif tensor.dim() == 0:  # DANet's, which are zero at first and would hide its attentions
             nn.init.constant_(tensor, 0.5)
-
-    def noise(number: int) -> torch.Tensor:
-        images = torch.randint(0, 256, (number, 3, 129, 129), dtype=torch.uint8)
-        return normalise(images, model.backbone.mean, model.backbone.std)
-
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+    images = export.pictures(32, 160, 160, torch.Generator().manual_seed(1))
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                module.momentum = 1.0
-        model.train()(noise(8))
-        for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d) and module.running_var is not None:
-                module.running_var.clamp_(min=float(module.running_var.mean()) / 4)  # no channel is blown up
-        largest = model.eval()(noise(4)).logits.abs().max()
+        model.train()(normalised(model, images))
+        largest = model.eval()(normalised(model, images)).logits.abs().max()
         for tensor in model.classifier.parameters():
             tensor.mul_(LARGEST / largest)
     return model
 
 
-def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1, largest: int = 200) -> None:
+def normalised(model: caaseg.Segmenter, images: torch.Tensor) -> torch.Tensor:
+    return normalise(images.to(torch.uint8), model.backbone.mean, model.backbone.std)
+
+
+def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1) -> None:
     """Under 1e-3 of difference on logits, over 10 random sizes."""
-    rng = np.random.default_rng()
+    rng = torch.Generator()
+    rng.seed()
+    largest = 0.0
     for _ in range(10):
-        batch, (height, width) = int(rng.integers(1, 4)), rng.integers(smallest, largest, 2).tolist()
-        images = torch.randint(0, 256, (batch, 3, height, width), dtype=torch.uint8)
+        batch, (height, width) = int(torch.randint(1, 4, ())), torch.randint(smallest, 200, (2,)).tolist()
+        images = export.pictures(batch, height, width, rng)
         with torch.no_grad():
-            expected = model(normalise(images, model.backbone.mean, model.backbone.std)).logits
-        found = run(images.float())
+            expected = model(normalised(model, images)).logits
+        found = run(images)
         assert found.shape == expected.shape
         assert float((found - expected).abs().max()) < 1e-3, (batch, height, width)
-        if min(height, width) > 40:
-            assert expected.std() > 0.1  # something that could differ
+        largest = max(largest, float(expected.abs().max()))
+    assert largest > 1  # something that could differ
 
 
-def agree(head: str, backbone: str, path: Path, largest: int = 200, **options: Any) -> None:
+def agree(head: str, backbone: str, path: Path, **options: Any) -> None:
     model = build(head, backbone, **options)
     check = export.export_model(model, path)
     assert len(set(check.sizes)) == 10
     assert check.difference < 1e-3
-    assert check.largest_logit > 5
-    assert_agrees(OnnxModel(path), model, largest=largest)
+    assert check.largest_logit > 1
+    assert_agrees(OnnxModel(path), model)
 
 
 def test_onnx_agrees_with_a_danet_on_a_resnet(tmp_path: Path) -> None:
@@ -102,9 +104,23 @@ def test_onnx_agrees_with_a_model_that_enlarges_what_it_sees(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["caa", "danet"])
-def test_onnx_agrees_with_larger_models(head: str, tmp_path: Path) -> None:
-    agree(head, "resnet18", tmp_path / "model.onnx", output_stride=8, channels=64)
+@pytest.mark.parametrize(
+    ("head", "backbone"), [("caa", "resnet50"), ("danet", "resnet50"), ("danet", "efficientnet_b0")]
+)
+def test_onnx_agrees_with_larger_models(head: str, backbone: str, tmp_path: Path) -> None:
+    agree(head, backbone, tmp_path / "model.onnx", output_stride=8, channels=64, key_channels=16)
+
+
+@pytest.mark.slow
+def test_onnx_agrees_with_a_caa_on_a_large_efficientnet_as_far_as_float32_goes(tmp_path: Path) -> None:
+    """Not to 1e-3: with logits twice as large 4e-3 were seen once, where the logits were far above others'.
+
+    Whether a trained network stays below is not shown here.
+    """
+    model = build("caa", "efficientnet_b0", output_stride=8, channels=64, key_channels=16)
+    check = export.export_model(model, tmp_path / "model.onnx")
+    assert check.difference < max(1e-3, export.ROUNDINGS * check.rounding)
+    assert check.rounding < 0.01 * check.largest_logit  # it does say something
 
 
 @pytest.mark.slow
@@ -217,12 +233,28 @@ def test_a_file_that_disagrees_is_not_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build("fcn", "test_efficientnet").save_pretrained(tmp_path / "model")
-    monkeypatch.setattr(export, "TOLERANCE", -1.0)  # which nothing meets
+    for name in ("TOLERANCE", "ROUNDINGS"):
+        monkeypatch.setattr(export, name, -1.0)  # which nothing meets
     assert main(["export", str(tmp_path / "model"), "--out", str(tmp_path / "m.pt2"), "--format", "torch"]) == 2
     captured = capsys.readouterr()
     assert "m.pt2: not written: its logits differ from the model's by up to" in captured.err
     assert captured.out == ""
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_network_that_multiplies_rounding_is_exported_all_the_same(tmp_path: Path) -> None:
+    """Of logits of 1e6, float32 itself leaves more than 1e-3 uncertain; a wrong layer is noticed there too."""
+    model = build("fcn", "test_resnet")
+    with torch.no_grad():
+        model.classifier.weight.mul_(1e6 / LARGEST)
+    check = export.export_model(model, tmp_path / "m.onnx")
+    assert check.largest_logit > 1e5
+    assert check.rounding > 1e-3
+    assert check.difference < export.ROUNDINGS * check.rounding
+    with torch.no_grad():
+        model.classifier.weight[0, 0] *= 1.01
+    with pytest.raises(ValueError, match=r"times the .* that are rounding; report this as a bug"):
+        export._checked(export.Deployed(model), OnnxModel(tmp_path / "m.onnx"), 17, Path("m.onnx"))
 
 
 def test_a_wrong_layer_is_noticed(saved: Path) -> None:

@@ -8,8 +8,8 @@ import torch
 from caaseg.config import HEAD_NAMES, ModelConfig
 from caaseg.models import Segmenter
 from caaseg.recipe_files import load_recipe
+from caaseg.studies.grid_plan import BASES, plan_grid
 from caaseg.studies.paper_tables import TABLES, Row
-from caaseg.studies.reproduce import BASES, plan
 
 ROWS = [pytest.param(row, id=f"{name}-{row.name}") for name, table in TABLES.items() for row in table.rows]
 
@@ -55,7 +55,7 @@ def test_a_base_is_a_recipe_of_its_dataset(dataset: str) -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_row_builds_by_the_recipe_of_another_dataset(name: str, tmp_path: Path) -> None:
-    grid = plan(name, tmp_path, dataset="scenes")
+    grid = plan_grid(name, tmp_path, dataset="scenes")
     base = load_recipe("scenes/caa_resnet18")
     for row in grid.rows:
         recipe = grid.by_row[row.name, 0].recipe

@@ -58,9 +58,12 @@ def test_none_at_all_and_a_path_that_is_none(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "gone.pt")
 
 
-def test_what_a_kill_left_half_written_is_not_looked_at(tmp_path: Path) -> None:
+def test_what_a_kill_left_half_written_is_not_looked_at_and_goes_with_the_next(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, state(4))
-    (tmp_path / "checkpoints" / ".step-00000008.part.pt").write_bytes(b"half")
+    half = tmp_path / "checkpoints" / ".step-00000008.0123456789ab.part.pt"
+    half.write_bytes(b"half")
     newest = newest_good_checkpoint(tmp_path)
     assert newest is not None
     assert newest["step"] == 4
+    write_checkpoint(tmp_path, state(8))
+    assert not half.exists()

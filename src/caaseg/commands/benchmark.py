@@ -276,6 +276,7 @@ def benchmark_loader(
     from caaseg.evaluation.measure import provenance
     from caaseg.reports.tables import loader_table
 
+    check_writable(json=json)
     for name, number in (("--batch-size", batch_size), ("--rounds", rounds), ("--steps", steps)):
         if number < 1:
             raise ValueError(f"{name} is {number}; expected 1 or more")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from caaseg.commands.terminal import COMMAND_LINE, console_for, progress_bars, write_json
-from caaseg.commands.words import Device, check_writable, device_of
+from caaseg.commands.words import Device, check_folder, check_writable, device_of
 
 
 def conflicts(
@@ -43,8 +43,7 @@ def conflicts(
     from caaseg.reports.conflicts import WORDINGS, conflict_table, conflicts_as_json, sentences, write_conflicts
 
     check_writable(json=json)
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out is {str(out)!r}, which is a file; expected a folder")
+    check_folder(out, "--out")
     if images < 1:
         raise ValueError(f"--images is {images}; expected 1 or more")
     place = device_of(device)

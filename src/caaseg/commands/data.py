@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from caaseg.commands.terminal import console_for, progress_bars, write_json
-from caaseg.commands.words import check_figure
+from caaseg.commands.words import check_figure, check_writable
 
 
 def data_list() -> int:
@@ -59,6 +59,7 @@ def data_check(name: str, *, root: Path, json: str | None = None) -> int:
     from caaseg.data.check import check
     from caaseg.reports.datasets import findings_as_json, findings_tables
 
+    check_writable(json=json)
     console = console_for(json)
     with progress_bars(console) as report:
         findings = check(name, root, report)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from caaseg.commands.terminal import console_for, training_bars, write_json
-from caaseg.commands.words import Device, check_writable
+from caaseg.commands.words import Device, check_folder, check_writable
 
 
 def demo(
@@ -27,6 +27,7 @@ def demo(
     from caaseg.studies.training import REPORT
 
     check_writable(json=json)
+    check_folder(out, "--out")
     console = console_for(json)
 
     def tell(line: str) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from caaseg.commands.terminal import COMMAND_LINE, console_for, progress_bars, write_json
-from caaseg.commands.words import Device, area_of, device_of, factor_of, words_of
+from caaseg.commands.words import Device, area_of, check_folder, check_writable, device_of, factor_of, words_of
 from caaseg.config import OutputStride
 
 if TYPE_CHECKING:
@@ -63,8 +63,11 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.models.folding import folded
     from caaseg.reports import scores as reports
 
-    if submission is not None and dataset != "cityscapes":
-        raise ValueError(f"--submission is for the Cityscapes server, but --dataset is {dataset}; leave it out")
+    check_writable(json=json)
+    if submission is not None:
+        if dataset != "cityscapes":
+            raise ValueError(f"--submission is for the Cityscapes server, but --dataset is {dataset}; leave it out")
+        check_folder(submission, "--submission")
     factors = [factor_of(word, "--scales") for word in words_of(scales, "--scales")]
     area = None if window is None else area_of(window, "--window")
     data = open_dataset(dataset, root, split)

@@ -20,8 +20,8 @@ def export_to_file(
 
     It takes RGB values from 0 to 255 as float32 (batch, 3, height, width), normalises inside, and gives logits at the
     images' size. The file names classes, colours and the rest in its metadata. Before it is left there, it is compared
-    with the model on images of random sizes. caaseg predict takes the .onnx file as a model. A .pt2 program refuses
-    sides that are not longer than the output stride; ONNX takes any.
+    with the model on drawn images of random sizes. caaseg predict takes the .onnx file as a model. A .pt2 program
+    refuses sides that are not longer than the output stride; ONNX takes any.
 
     Args:
         model: a run's folder, the folder of a saved model, or a hub id.
@@ -44,7 +44,7 @@ def export_to_file(
     console = console_for(json)
     console.print(
         f"{len(check.sizes)} random sizes: logits differ by at most {check.difference:.1e} (they are up to "
-        f"{check.largest_logit:.3g})",
+        f"{check.largest_logit:.3g}, and off by {check.rounding:.1e} from what float64 gives)",
         highlight=False,
     )
     console.print(f"model: {out}", soft_wrap=True, highlight=False)

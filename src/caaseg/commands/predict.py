@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from caaseg.commands.terminal import COMMAND_LINE, console_for, progress_bars, write_json
-from caaseg.commands.words import Device, area_of, check_writable, device_of, factor_of, words_of
+from caaseg.commands.words import Device, area_of, check_folder, check_writable, device_of, factor_of, words_of
 from caaseg.config import OutputStride
 
 
@@ -58,8 +58,7 @@ def predict_pictures_with(
     from caaseg.evaluation.measure import provenance
     from caaseg.studies.predictions import FOLDERS, Manner, Task, gathered, open_subject, predict_pictures, summary
 
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out is {str(out)!r}, which is a file; expected a folder, there or not")
+    check_folder(out, "--out")
     check_writable(json=json)
     if max_pixels < 1:
         raise ValueError(f"--max-pixels is {max_pixels}; expected 1 or more")

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from caaseg.commands.terminal import COMMAND_LINE, console_for, progress_bars, training_bars, write_json
-from caaseg.commands.words import Device, check_writable, device_of, factor_of, words_of
+from caaseg.commands.words import Device, check_folder, check_writable, device_of, factor_of, words_of
 from caaseg.studies.paper_tables import SCALES, TableName
 
 PAPER_SCALES = ",".join(f"{scale:g}" for scale in SCALES)
@@ -54,6 +54,7 @@ def reproduce(
         overrides: values of the recipe, as words.
     """
     check_writable(json=json)
+    check_folder(out, "--out")
     if table == "groups":
         given = {"dataset": dataset, "root": root, "recipe": recipe, "rows": rows, "split": split}
         for option in (name for name, value in given.items() if value is not None):
@@ -67,9 +68,11 @@ def reproduce(
 
     from caaseg.evaluation.measure import provenance
     from caaseg.reports.grids import as_json, grid_table, sentences
-    from caaseg.studies import reproduce as study
+    from caaseg.studies.grid_plan import plan_grid
+    from caaseg.studies.grid_report import write_grid_report
+    from caaseg.studies.grid_run import run_grid
 
-    grid = study.plan(
+    grid = plan_grid(
         table,
         out,
         dataset=dataset,
@@ -85,7 +88,7 @@ def reproduce(
     place, console = device_of(device), console_for(json)
     origin = provenance(place, COMMAND_LINE)
     with training_bars(console) as show:
-        ended = study.run(
+        ended = run_grid(
             grid,
             device=place,
             origin=origin,
@@ -94,7 +97,7 @@ def reproduce(
             told=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
             progress=partial(show, "training"),
         )
-    made = study.write_report(grid, origin)
+    made = write_grid_report(grid, origin)
     console.print(grid_table(made))
     for sentence in sentences(made):
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)

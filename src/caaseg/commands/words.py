@@ -78,3 +78,9 @@ def check_writable(**files: str | Path | None) -> None:
     for option, file in files.items():
         if file is not None and file != "-" and (str(file) in ("", ".") or Path(file).is_dir()):
             raise ValueError(f"--{option} is {str(file)!r}; expected the name of a file")
+
+
+def check_folder(path: Path, option: str) -> None:
+    """Refuse, before any work, a folder's name that is a file's."""
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{option} is {str(path)!r}, which is a file; expected a folder, there or not")

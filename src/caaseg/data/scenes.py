@@ -201,12 +201,14 @@ def paint(
 
 def _smooth(rng: np.random.Generator, size: tuple[int, int], cell: int) -> Integers:
     """A field of values from 0 to about 2**15, bilinear between random numbers `cell` pixels apart."""
-    grid = rng.integers(0, 2**15 // cell**2, (size[0] // cell + 2, size[1] // cell + 2), dtype=np.int32)
+    levels = max(2**15 // cell**2, 8)  # of the random numbers: of large scenes too they must differ
+    grid = rng.integers(0, levels, (size[0] // cell + 2, size[1] // cell + 2), dtype=np.int32)
     for axis, side in enumerate(size):
         at, between = np.divmod(np.arange(side, dtype=np.int32), cell)
         between = between.reshape((-1, 1) if axis == 0 else (1, -1))
         grid = grid.take(at, axis) * (cell - between) + grid.take(at + 1, axis) * between
-    return grid
+    reach = levels * cell**2
+    return grid if reach <= 2**15 else (grid.astype(np.int64) * 2**15 // reach).astype(np.int32)
 
 
 def _zigzag(at: NDArray[np.integer], period: int) -> Integers:

@@ -5,6 +5,7 @@ Shapes: N batch, V views of which the last is the whole and the others its B par
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from caaseg.data.loaders import EvaluationLoader
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.evaluation.evaluate import check_classes
 from caaseg.evaluation.inference import Predictor
+from caaseg.evaluation.ranking import Ranking
 from caaseg.evaluation.views import Gates, Views, gates_of
 from caaseg.metrics import ConfusionMatrix
 from caaseg.models.segmenter import Segmenter
@@ -146,30 +148,25 @@ def study_conflicts(
     num_classes = len(dataset.classes)
     check_classes(model.config.num_classes, dataset)
     counts = ConflictCounts(len(views.names), num_classes, predictor.device)
-    images: list[ImageCounts] = []
-    worst: dict[int, Conflict] = {}  # by stretch
-    for done, batch in enumerate(EvaluationLoader(dataset, workers=workers), start=1):
+    ranking: Ranking[ImageCounts, Conflict] = Ranking(len(dataset), number)
+    for index, batch in enumerate(EvaluationLoader(dataset, workers=workers)):
         of_views = predictor.scores(batch.images).chunk(len(views.names), dim=1)  # V times (1, K, H, W)
         predictions = torch.stack([scores.argmax(1) for scores in of_views], dim=1).to(torch.uint8)  # (1, V, H, W)
         found = counts.update(predictions, batch.labels.to(predictor.device))
         labelled = int((batch.labels != IGNORE).sum())
         if labelled > 0:
             one = ImageCounts(batch.names[0], labelled, *(int(pixels.sum()) for pixels in found))
-            images.append(one)
-            stretch = (done - 1) * number // len(dataset)
-            if stretch not in worst or one.order < worst[stretch].counts.order:
-                worst[stretch] = Conflict(one, batch.images[0], batch.labels[0], predictions[0].cpu(), None)
+            kept = partial(Conflict, one, batch.images[0], batch.labels[0], predictions[0].cpu(), None)
+            ranking.add(index, one, kept)
         if seen is not None:
-            seen(done)
-    if not images:
-        raise ValueError("no pixel of this split is labelled: there is nothing to compare with; take another split")
-    kept = sorted(worst.values(), key=lambda conflict: conflict.counts.order)
+            seen(index + 1)
+    images, worst = ranking.images, ranking.shown
     if model.config.head == "caa":
-        kept = [conflict._replace(gates=gates_of(model, conflict.image)) for conflict in kept]
+        worst = tuple(conflict._replace(gates=gates_of(model, conflict.image)) for conflict in worst)
     return Conflicts(
         names=views.names,
         classes=tuple(dataset.classes),
         counts=counts,
-        images=tuple(sorted(images, key=lambda one: one.order)),
-        worst=tuple(kept),
+        images=images,
+        worst=worst,
     )

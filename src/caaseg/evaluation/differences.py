@@ -5,6 +5,7 @@ Shapes: M models, H x W pixels, K classes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from caaseg.data.loaders import EvaluationLoader
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.evaluation.evaluate import check_classes
 from caaseg.evaluation.inference import Predictor
+from caaseg.evaluation.ranking import Ranking
 from caaseg.metrics import ConfusionMatrix
 
 GRID = 32  # cells on the longer side of an image, of which boxes are made
@@ -143,9 +145,8 @@ def study_differences(
     """
     predictors = [Predictor(model) for model in models]
     matrices = tuple(ConfusionMatrix(len(dataset.classes)) for _ in models)
-    images: list[ImageDifference] = []
-    shown: dict[int, Compared] = {}  # by stretch
-    for done, batch in enumerate(EvaluationLoader(dataset, workers=workers), start=1):
+    ranking: Ranking[ImageDifference, Compared] = Ranking(len(dataset), number)
+    for index, batch in enumerate(EvaluationLoader(dataset, workers=workers)):
         label = batch.labels[0]
         scores = (predictor.scores(batch.images)[0] for predictor in predictors)
         predictions = torch.stack([_classes(of_one, dataset) for of_one in scores])  # (M, H, W)
@@ -156,19 +157,14 @@ def study_differences(
             differ = differing(predictions, label)
             right = tuple(int((differ & (prediction == label)).sum()) for prediction in predictions)
             one = ImageDifference(batch.names[0], labelled, int(differ.sum()), right)
-            images.append(one)
-            stretch = (done - 1) * number // len(dataset)
-            if stretch not in shown or one.order < shown[stretch].counts.order:
-                shown[stretch] = Compared(one, batch.images[0], label, predictions, boxes(differ))
+            ranking.add(index, one, partial(_compared, one, batch.images[0], label, predictions, differ))
         if seen is not None:
-            seen(done)
-    if not images:
-        raise ValueError("no pixel of this split is labelled: there is nothing to compare with; take another split")
-    return Differences(
-        matrices=matrices,
-        images=tuple(sorted(images, key=lambda one: one.order)),
-        shown=tuple(sorted(shown.values(), key=lambda compared: compared.counts.order)),
-    )
+            seen(index + 1)
+    return Differences(matrices=matrices, images=ranking.images, shown=ranking.shown)
+
+
+def _compared(counts: ImageDifference, image: Tensor, label: Tensor, predictions: Tensor, differ: Tensor) -> Compared:
+    return Compared(counts, image, label, predictions, boxes(differ))
 
 
 def _classes(scores: Tensor, dataset: SegmentationDataset) -> Tensor:

@@ -22,6 +22,8 @@ NEEDED = {"step", "model", "average", "optimiser", "scaler", "best"}
 def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
     """Write what decides how a run goes on; the last KEPT checkpoints stay."""
     path = run / FOLDER / f"step-{state['step']:08d}.pt"
+    for half in path.parent.glob(".step-*.part.pt"):  # what a kill left
+        half.unlink()
     with written_whole(path) as aside:
         torch.save(state, aside)
     for old in _newest_first(run)[KEPT:]:

@@ -1,4 +1,4 @@
-"""A grid of runs: end to end, stopped, killed and gone on with, kept, refused, and what it says."""
+"""A grid of runs: end to end, stopped, killed and gone on with, kept, and run by two commands at once."""
 
 import io
 import json
@@ -18,11 +18,7 @@ from scipy import stats
 
 from caaseg.cli import main
 from caaseg.commands import reproduce as command
-from caaseg.evaluation.paired import paired_difference
-from caaseg.reports.grids import Cost, GridReport, Line, as_json, draw_grid, grid_table, markdown
-from caaseg.studies import groups
-from caaseg.studies import reproduce as study
-from caaseg.studies.reproduce import plan
+from caaseg.studies import grid_run
 from caaseg.training.journal import read_lines
 from caaseg.training.runs import Progress
 from tests.training.small import WORDS
@@ -233,7 +229,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_goes_on(
     (kept,) = (run / "checkpoints").iterdir()
     assert kept.name == "step-00000012.pt"
     with monkeypatch.context() as patch:
-        patch.setattr(study, "evaluate", stop)
+        patch.setattr(grid_run, "evaluate", stop)
         assert main(words) == 128 + number
     assert (run / "model").is_dir()
     assert not (tmp_path / "grid" / "cells").exists()
@@ -242,139 +238,19 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_goes_on(
     assert "This is not a table of the paper" in (tmp_path / "grid" / "heads.md").read_text()
 
 
-def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
-    own = plan("table4", tmp_path, seeds=2)
-    assert [cell.name for cell in own.cells[6:9]] == ["caa_aux_s8-seed0", "danet_aux_s8-seed1", "axial_s16-seed1"]
-    assert own.by_row["caa_s8", 1].recipe.model.pretrained is True
-    assert len(own.by_row["caa_s8", 1].manners) == 2
-
-    other = plan("table4", tmp_path, dataset="camvid", overrides=["--model.backbone", "resnet34"], split="test")
-    recipe = other.by_row["caa_aux_s16", 0].recipe
-    assert (recipe.model.head, recipe.model.aux, recipe.model.output_stride) == ("caa", True, 16)
-    assert (recipe.model.backbone, recipe.model.pretrained, recipe.data.crop) == ("resnet34", False, (352, 480))
-    assert {manner.split for manner in other.cells[0].manners} == {"test"}
-
-    # Rows that the override makes the same network are trained once.
-    same = plan("table5", tmp_path, dataset="scenes", overrides=["--model.backbone", "resnet18"])
-    assert len(same.rows) == 7
-    assert [cell.row for cell in same.cells] == ["axial_resnet50_s16", "caa_resnet50_s16", "caa_efficientnet_b7_s8"]
-    filtered = plan("state_of_the_art", tmp_path, dataset="cityscapes")
-    assert [row.name for row in filtered.rows] == ["danet_aux_s8_cityscapes", "caa_aux_s8_cityscapes"]
-    assert filtered.recipe is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["heads"], "heads is no table of the paper and has no data of its own; give --dataset or --recipe"),
-        (["table2", "--dataset", "nowhere"], "no dataset is called 'nowhere'; expected any of"),
-        (
-            ["table2", "--dataset", "pascal_context_60"],
-            "no recipe is shipped for pascal_context_60; give one by --recipe",
-        ),
-        (["table2", "--dataset", "camvid", "--recipe", "scenes/caa_resnet18"], "but recipe scenes/caa_resnet18 is for"),
-        (["table2", "--rows", "ca"], "--rows has 'ca'; expected any of axial, axial_se, caa"),
-        (["table2", "--seeds", "0"], "--seeds is 0; expected 1 or more"),
-        (["table2", "--seed", "3"], "--seed is what the grid itself decides; expected --seeds N"),
-        (["table2", "--data.dataset=camvid"], "--data.dataset is what the grid itself decides; expected --dataset"),
-        (["table2", "--keep-run", "false"], "unknown option --keep-run; did you mean --keep-runs?"),
-        (["table2", "--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
-        (["groups", "--dataset", "scenes"], "--dataset is given, but groups trains nothing and reads no data"),
-        (["groups", "--steps", "3"], "--steps is given, but groups trains nothing by a recipe; leave it out"),
-        (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the folder that its files are in"),
-    ],
-)
-def test_what_cannot_be_run_is_one_message(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_two_commands_run_different_rows_in_one_folder_at_the_same_time(
+    whole: tuple[Path, str], tmp_path: Path
 ) -> None:
-    assert main(["reproduce", *words, "--out", str(tmp_path / "grid"), "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.startswith("caaseg: ")
-    assert not (tmp_path / "grid").exists()
-
-
-def line(row: str, *scores: float | None, baseline: Line | None = None, **given: Any) -> Line:
-    pairs = [] if baseline is None else [(a, b) for a, b in zip(scores, baseline.scores, strict=True) if a and b]
-    return Line(
-        row=row,
-        label=f"the {row}",
-        manner="single scale",
-        scores=scores,
-        paper=50.0,
-        paper_deviation=None,
-        baseline=None if baseline is None else baseline.row,
-        difference=paired_difference([a for a, _ in pairs], [b for _, b in pairs]),
-        cost=Cost(images_per_second=123.4, peak_gpu_bytes=5_000_000_000, hardware=("a GPU",)),
-        relative_time=None,
-        parameters=None,
-        **given,
-    )
-
-
-def test_the_report_says_what_was_measured_and_no_more() -> None:
-    first = line("axial", 0.50, 0.60, 0.70)
-    lines = (
-        first,
-        line("better", 0.51, 0.61, 0.711, baseline=first),
-        line("worse", 0.49, 0.59, 0.689, baseline=first),
-        line("unclear", 0.55, 0.58, 0.75, baseline=first),
-        line("begun", 0.55, None, None, baseline=first),
-        line("none", None, None, None, baseline=first),
-    )
-    report = GridReport(
-        title="A table", notes=("A note.",), lines=lines, quoted=(("Other", 61.5),), same_data=True, missing=5
-    )
-    page = markdown(report)
-    rows = {
-        words[1].strip(): [word.strip() for word in words[2:-1]]
-        for words in (text.split("|") for text in page.splitlines())
-        if len(words) > 2
-    }
-    assert rows["the axial"] == ["60.00 ± 10.00 (n 3)", "50.00", "", "", "", "123", "5.00"]
-    assert rows["the better"][2:5] == ["to axial: +1.03", "[+0.89, +1.18]", "higher"]
-    assert rows["the worse"][2:5] == ["to axial: -1.03", "[-1.18, -0.89]", "lower"]
-    assert rows["the unclear"][4] == "no difference shown"
-    assert rows["the begun"][:5] == [
-        "55.00 (n 1 of 3)",
-        "50.00",
-        "to axial: +5.00",
-        "no interval",
-        "no difference shown",
+    folder = tmp_path / "shared"
+    words = [*TABLE2, "--seeds", "1", "--out", str(folder)]
+    program = "import sys, torch; from caaseg.cli import main; torch.set_num_threads(1); sys.exit(main(sys.argv[1:]))"
+    commands = [
+        subprocess.Popen([sys.executable, "-c", program, *words, "--rows", row], stdout=subprocess.DEVNULL)
+        for row in ("axial", "caa")
     ]
-    assert rows["the none"][:5] == ["not run yet", "50.00", "to axial:", "not run yet", ""]
-    assert rows["Other (quoted by the paper, not run here)"][:2] == ["", "61.50"]
-    assert "- 5 cells were not run yet; the same command goes on." in page
-    assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [
-        None,
-        "higher",
-        "lower",
-        "no difference shown",
-        "no difference shown",
-        None,
-    ]
-    assert as_json(report)["lines"][0]["cost"]["images_per_second"] == 123.4  # of a GPU
-    assert grid_table(report).row_count == 7
-    ours, paper = draw_grid(report).axes
-    assert len(ours.containers) == 5  # the row that was not run has no mark
-    assert len(paper.containers) == 6
-
-
-def test_groups_are_measured_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(groups.SIZES, "cpu", ((1, 5, 7),))
-    measure = groups.measure_groups
-    monkeypatch.setattr(groups, "measure_groups", lambda *a, **k: measure(*a, **k, channels=8, seconds=0.001))
-    assert main(["reproduce", "groups", "--out", str(tmp_path), "--device", "cpu"]) == 0
-    content = json.loads((tmp_path / "groups.json").read_text())
-    found = [(m["implementation"], m["groups"], m["agrees"]) for m in content["measurements"]]
-    assert found == [
-        ("axial", None, True),
-        ("factorised", None, True),
-        ("grouped", 1, True),
-        ("grouped", 2, True),
-        ("grouped", 4, True),
-        ("loop", None, True),
-    ]
-    page = (tmp_path / "groups.md").read_text()
-    assert "| 1 x 5 x 7 | factorised | 1.00 | 1.00 |" in page
-    assert (tmp_path / "groups.png").read_bytes()[:4] == b"\x89PNG"
+    assert [command.wait() for command in commands] == [0, 0]
+    assert set(times(folder)) == {"axial-seed0.json", "caa-seed0.json"}
+    assert {path.name for path in folder.iterdir()} == {"cells", "runs", "table2.md", "table2.json", "table2.png"}
+    assert len(scores(folder)) == 1  # the report of whoever was last
+    assert main([*words, "--rows", "axial,caa"]) == 0
+    assert scores(folder) == [found[:1] for found in scores(whole[0])[::2]]

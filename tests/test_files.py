@@ -1,0 +1,55 @@
+"""Files are written whole or not at all, by however many at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from caaseg.files import written_whole
+
+
+def test_a_file_is_there_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "table.json"
+    with written_whole(path) as aside:
+        aside.write_text("1")
+        assert aside.suffix == ".json"
+        assert not path.exists()
+    assert [found.name for found in path.parent.iterdir()] == ["table.json"]
+
+
+def test_what_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    path.write_text("before")
+
+    def write_half() -> None:
+        with written_whole(path) as aside:
+            aside.write_text("half")
+            raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        write_half()
+    assert path.read_text() == "before"
+    assert [found.name for found in tmp_path.iterdir()] == ["table.json"]
+
+
+def test_two_processes_write_the_same_file_and_it_is_always_one_of_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "table.md"
+    program = """
+import sys
+from pathlib import Path
+from caaseg.files import written_whole
+for _ in range(200):
+    with written_whole(Path(sys.argv[1])) as aside, aside.open("w") as file:
+        for _ in range(20):
+            file.write(sys.argv[2] * 1000)
+            file.flush()
+"""
+    writers = [subprocess.Popen([sys.executable, "-c", program, str(path), letter]) for letter in "ab"]
+    seen = set()
+    while any(writer.poll() is None for writer in writers):
+        if path.exists():
+            seen.add(path.read_text())
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert seen | {path.read_text()} <= {"a" * 20_000, "b" * 20_000}
+    assert [found.name for found in tmp_path.iterdir()] == ["table.md"]
