@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import pytest
@@ -315,11 +316,12 @@ def test_a_picture_on_which_the_model_fails_does_not_stop_the_rest(error: Except
     assert good.labels == str(place / "out/labels/y.png")
 
 
-def test_a_full_disk_stops_it_all(place: Path) -> None:
+def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     (place / "out/labels").mkdir(parents=True)
-    (place / "out/labels/.y.part.png").symlink_to("/dev/full")
+    monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the place beside is known
+    (place / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
     task = Task(subject=Subject(nn.Identity(), 3, None, distinct_colours(3), ""), manner=Manner(), out=place / "out")
     with pytest.raises(OSError, match="No space left"):
         predict_pictures(task, [Picture(Path("photos/y.jpg"), Path("y")), Picture(Path("photos/a/x.png"), Path("x"))])

@@ -122,6 +122,17 @@ def _wide_product(wide: tl.tensor, narrow: tl.tensor) -> tl.tensor:
 
 
 @jit
+def _added(total: tl.tensor, product: tl.tensor, length: tl.tensor, exact: tl.constexpr) -> tl.tensor:
+    """A sum of products so far and one product more.
+
+    The compiler would run one sum through all products, term by term; in float32 a product's own sum first rounds less.
+    """
+    if exact:
+        product = tl.where(length > 0, product, 0.0)  # always so, which the compiler does not know
+    return total + product
+
+
+@jit
 def _exp(exponent: tl.tensor, exact: tl.constexpr) -> tl.tensor:
     """The exponential of numbers up to 0. The GPU's own is several roundings off, which shows in float32 alone."""
     if exact:
@@ -220,7 +231,7 @@ def gather_kernel(
                 of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
                 weights = _exp(_scores(queries, of_block, at_keys, length) - top[:, None], exact) * scale[:, None]
                 tile = _tile(values, start, at_keys, length, step_position, channels, depth)
-                gathered += _product(weights.to(tile.dtype), tile)
+                gathered = _added(gathered, _product(weights.to(tile.dtype), tile), length, exact)
         if gated:
             gathered *= tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
         _put(out, gathered, start, at, length, step_position, channels, depth)
@@ -364,7 +375,7 @@ def gather_backward_kernel(
             spread *= factor
             incoming = (incoming.to(tl.float32) * factor).to(incoming.dtype)
         _put(grad_values, spread, start, at, length, step_position, channels, depth)
-        grad_weights += _product(incoming, tl.trans(tile))
+        grad_weights = _added(grad_weights, _product(incoming, tl.trans(tile)), length, exact)
     grad_scores = weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None])
     both = grad_scores + tl.trans(grad_scores)  # as query and as key
     _put(grad_keys, _wide_product(both, of_line), start, at, length, step_position, of_key, key_depth)
@@ -413,7 +424,7 @@ def delta_kernel(
                 factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
                 incoming = (incoming.to(tl.float32) * factor).to(incoming.dtype)
             tile = _tile(values, start, at_keys, length, step_position, channels, depth)
-            grad_weights += _product(incoming, tl.trans(tile))
+            grad_weights = _added(grad_weights, _product(incoming, tl.trans(tile)), length, exact)
         of_block = _tile(keys, start, at_keys, length, step_position, of_key, key_depth)
         weights = _exp(_scores(queries, of_block, at_keys, length) - top[:, None], exact) * scale[:, None]
         delta += tl.sum(weights * grad_weights, 1)
@@ -461,7 +472,7 @@ def values_backward_kernel(
         incoming = _incoming(
             grad, grad_pooled, line // lines, start, at_queries, length, step_position, channels, depth, share, pooled
         )
-        spread += _product(weights.to(incoming.dtype), incoming)
+        spread = _added(spread, _product(weights.to(incoming.dtype), incoming), length, exact)
     if gated:
         tile = _tile(values, start, at, length, step_position, channels, depth)
         of_gate = tl.sum(tl.where((at < length)[:, None], spread * tile.to(tl.float32), 0.0), 0)
@@ -530,10 +541,10 @@ def keys_backward_kernel(
                 factor = tl.load(gate + line * depth + channels, channels < depth, other=0.0).to(tl.float32)[None, :]
                 mine = (mine.to(tl.float32) * factor).to(mine.dtype)
                 theirs = (theirs.to(tl.float32) * factor).to(theirs.dtype)
-            as_query += _product(
-                mine, tl.trans(_tile(values, start, at_others, length, step_position, channels, depth))
-            )
-            as_key += _product(_tile(values, start, at, length, step_position, channels, depth), tl.trans(theirs))
+            of_others = tl.trans(_tile(values, start, at_others, length, step_position, channels, depth))
+            as_query = _added(as_query, _product(mine, of_others), length, exact)
+            mine = _tile(values, start, at, length, step_position, channels, depth)
+            as_key = _added(as_key, _product(mine, tl.trans(theirs)), length, exact)
         inside = (at < length)[:, None] & (at_others < length)[None, :]
         scores = _product(of_block, tl.trans(others))
         other_top, other_scale = _sums(sums, line, at_others, length)
@@ -541,7 +552,7 @@ def keys_backward_kernel(
         towards = tl.where(inside, _exp(scores - top[:, None], exact) * scale[:, None], 0.0)
         back = tl.where(inside, _exp(scores - other_top[None, :], exact) * other_scale[None, :], 0.0)
         both = towards * (as_query - delta[:, None]) + back * (as_key - other_delta[None, :])
-        result += _wide_product(both, others)
+        result = _added(result, _wide_product(both, others), length, exact)
     _put(grad_keys, result, start, at, length, step_position, of_key, key_depth)
 
 

@@ -259,7 +259,7 @@ def draw_gates(worst: Sequence[Conflict]) -> Figure:
         for panel in (image, beside, below):
             panel.set(xticks=[], yticks=[])
     for number, (bar, name) in enumerate(zip(bars, ("column gate", "row gate"), strict=True)):
-        place = placed(figure, number * cell + 2 * gap, sum(rows), cell - 4 * gap, 0.15)
+        place = placed(figure, number * cell + 5 * gap, sum(rows), cell - 10 * gap, 0.15)
         ticks = (-limits[number], 0, limits[number])
         figure.colorbar(bar, cax=place, orientation="horizontal", ticks=ticks, format="%.2g")
         place.set_xlabel(f"{name}, less its mean over positions", fontsize=11)
