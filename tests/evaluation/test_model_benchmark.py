@@ -1,6 +1,7 @@
 """The comparison of whole models."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -21,6 +22,22 @@ def test_every_contender_gives_full_size_logits(name: str, losses: int) -> None:
         found = outputs(model(torch.randn(1, 3, 33, 41)))
     assert len(found) == losses
     assert all(logits.shape == (1, 4, 33, 41) for logits in found)
+
+
+def test_models_of_another_library_stand_beside_ours() -> None:
+    pytest.importorskip("segmentation_models_pytorch", reason="segmentation-models-pytorch is not installed")
+    setting = SETTING._replace(size=(64, 96))
+    with torch.no_grad():
+        (logits,) = outputs(build("smp:deeplabv3plus", setting).eval()(torch.randn(1, 3, 64, 96)))
+    assert logits.shape == (1, 4, 64, 96)
+    with pytest.raises(ValueError, match=r"model is 'smp:nothing'; expected smp: and one of unet, "):
+        build("smp:nothing", setting)
+
+
+def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
+    with pytest.raises(ValueError, match=r"model is 'smp:unet', but the package segmentation-models-pytorch is not"):
+        build("smp:unet", SETTING)
 
 
 def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,6 +75,5 @@ def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--models", "danet:grouped", "--device", "cpu"]) == 2
     assert "model is 'danet:grouped'; expected torchvision:fcn" in capsys.readouterr().err
     assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
-    assert (
-        "model is 'torchvision:lraspp'; expected torchvision:fcn, torchvision:deeplabv3, caa" in capsys.readouterr().err
-    )
+    known = "torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa"
+    assert f"model is 'torchvision:lraspp'; expected {known}" in capsys.readouterr().err

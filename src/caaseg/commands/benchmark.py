@@ -138,7 +138,8 @@ def benchmark_model(
 
     Args:
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
-            torchvision:fcn or torchvision:deeplabv3; :compiled behind a name compiles it first; comma-separated.
+            torchvision:fcn or torchvision:deeplabv3, smp:NAME for one of segmentation_models_pytorch where that is
+            installed; :compiled behind a name compiles it first; comma-separated.
         backbone: of all of them.
         output_stride: of all of them; torchvision's are built for 8.
         batch: images a step.

@@ -42,8 +42,8 @@ def measure_model(
     """Build a model, train it for a while on random images, then run it, ours with its normalisations folded.
 
     Args:
-        name: a head of ours, "caa:grouped", "torchvision:fcn" or "torchvision:deeplabv3"; ":compiled" behind it has
-            torch.compile at it first.
+        name: a head of ours, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:" and the name of a
+            model of segmentation_models_pytorch; ":compiled" behind it has torch.compile at it first.
         setting: backbone, sizes and dtype.
         device: where.
         seconds: about how long to repeat each of the two.
@@ -129,18 +129,39 @@ def build(name: str, setting: Setting) -> nn.Module:
         builder = getattr(segmentation, f"{kind}_{setting.backbone}")
         model: nn.Module = builder(weights=None, weights_backbone=None, num_classes=setting.num_classes)
         return model
+    if family == "smp":
+        return _of_smp(kind, setting)
     head, implementation = (family, kind) if family else (kind, "auto")
     if head not in HEADS or (family and head != "caa"):
         raise ValueError(
-            f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, caa:grouped "
+            f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa:grouped "
             f"or one of {', '.join(HEADS)}, each with or without :compiled behind it"
         )
     options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
     return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)
 
 
-def outputs(prediction: Prediction | dict[str, Tensor]) -> list[Tensor]:
+def _of_smp(name: str, setting: Setting) -> nn.Module:
+    """A model of segmentation_models_pytorch, where that is installed, on timm's backbone like ours."""
+    try:
+        import segmentation_models_pytorch as smp
+    except ImportError as error:
+        raise ValueError(
+            f"model is 'smp:{name}', but the package segmentation-models-pytorch is not installed; "
+            "pip install segmentation-models-pytorch, or leave it out"
+        ) from error
+    if name not in smp.MODEL_ARCHITECTURES_MAPPING:
+        known = ", ".join(smp.MODEL_ARCHITECTURES_MAPPING)
+        raise ValueError(f"model is 'smp:{name}'; expected smp: and one of {known}")
+    encoder = f"tu-{setting.backbone}"  # timm's
+    model: nn.Module = smp.create_model(name, encoder, encoder_weights=None, classes=setting.num_classes)
+    return model
+
+
+def outputs(prediction: Prediction | dict[str, Tensor] | Tensor) -> list[Tensor]:
     """All logits a loss is put on: ours first, then branches; torchvision's by name."""
+    if isinstance(prediction, Tensor):
+        return [prediction]
     if isinstance(prediction, dict):
         return list(prediction.values())
     return [prediction.logits, *prediction.branches.values()]
