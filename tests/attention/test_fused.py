@@ -23,11 +23,16 @@ pytestmark = pytest.mark.skipif(
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 
-# The interpreter cuts bfloat16 numbers off where a GPU rounds them, one product after another.
-LIMITS = {torch.float32: 1.5, torch.float16: 1.5, torch.bfloat16: 12.0 if kernels.INTERPRETED else 1.5}
+# Of float64's distance from the factorised form. The interpreter is slow: over its few draws chance alone comes to 1.7.
+# It also cuts bfloat16 numbers off where a GPU rounds them, one product after another.
+LIMITS = {
+    torch.float32: 2.0 if kernels.INTERPRETED else 1.5,
+    torch.float16: 2.0 if kernels.INTERPRETED else 1.5,
+    torch.bfloat16: 12.0 if kernels.INTERPRETED else 1.5,
+}
 
 FORMS: tuple[Implementation, Implementation] = ("fused", "factorised")
-DRAWS = 3 if kernels.INTERPRETED else 8
+DRAWS = 3 if kernels.INTERPRETED else 16
 
 Both = tuple[bool, bool]
 
