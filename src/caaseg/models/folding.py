@@ -53,7 +53,7 @@ class ReLUConvolution(nn.Module):
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else features.dtype
         if not (features.is_cuda and torch.version.cuda and dtype in (torch.float16, torch.bfloat16)):
             result = F.conv2d(features, self.weight, self.bias, *self.geometry)
-            return (result if added is None else result + added).relu_()
+            return (result if added is None else result.add_(added)).relu_()
         weight, bias = self._in(dtype)
         run = _operator if torch.compiler.is_compiling() else _on_gpu
         return run(features.to(dtype), weight, bias, None if added is None else added.to(dtype), *self.geometry)
