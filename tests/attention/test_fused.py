@@ -23,8 +23,8 @@ pytestmark = pytest.mark.skipif(
 
 DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
 
-# Times the factorised form's distance from float64. The interpreter is slow: over its few draws chance alone comes to 1.7.
-# It also cuts bfloat16 numbers off where a GPU rounds them, one product after another.
+# Times the factorised form's distance from float64. The interpreter is slow: over its few draws chance alone comes to
+# 1.7. It also cuts bfloat16 numbers off where a GPU rounds them, one product after another.
 LIMITS = {
     torch.float32: 2.0 if kernels.INTERPRETED else 1.5,
     torch.float16: 2.0 if kernels.INTERPRETED else 1.5,
