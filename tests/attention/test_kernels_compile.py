@@ -53,6 +53,11 @@ compiled(gate_kernels.gate_backward_kernel, gate, hidden=("*bf16",) * 4)
 wide = dict.fromkeys("keys values gate out grad grad_pooled grad_keys grad_values grad_gate".split(), "*fp32")
 compiled(kernels.gather_kernel, dict(block_d=64, block_c=32, gated=True, block=32, one_block=True, span=512), **wide)
 compiled(kernels.gather_backward_kernel, dict(block_d=64, block_c=32, gated=True, block=32, pooled=True), **wide)
+parts = dict(block_d=64, block=32, block_c=32, gated=True)
+compiled(kernels.gather_kernel, dict(parts, one_block=False, span=32), **wide)
+compiled(kernels.delta_kernel, dict(parts, pooled=True), **wide)
+compiled(kernels.values_backward_kernel, dict(parts, pooled=True), **wide)
+compiled(kernels.keys_backward_kernel, dict(parts, pooled=True), **wide)
 loss = dict(ignore=255, weighted=True, exact=False, block_w=16, block_x=32, block_k=64)
 compiled(cross_entropy_kernel, loss, labels="*u8", lines="*fp32")
 """
@@ -63,5 +68,5 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     sizes = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(sizes) == 17
+    assert len(sizes) == 21
     assert min(sizes) > 0
