@@ -21,7 +21,7 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 from caaseg import cli
-from caaseg.attention import kernels
+from caaseg.attention import launching
 from caaseg.data import scenes
 from caaseg.recipe_files import load_recipe
 from tests.training.test_runs import images_and_masks
@@ -57,7 +57,7 @@ def test_the_pages_are_there() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kernels, "INTERPRETED", False)  # as it is for readers: no GPU kernel on the processor
+    monkeypatch.setattr(launching, "INTERPRETED", False)  # as it is for readers: no GPU kernel on the processor
     monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # what evaluates them is done in a moment
     FOUND_THERE.get(page.name, lambda: None)()
     names: dict[str, Any] = {"__name__": page.stem}

@@ -14,25 +14,25 @@ pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels
 
 import triton.language as tl
 
-from caaseg.attention import fused, kernels
+from caaseg.attention import fused, kernels, launching
 
 pytestmark = pytest.mark.skipif(
-    not (kernels.INTERPRETED or torch.cuda.is_available()),
+    not (launching.INTERPRETED or torch.cuda.is_available()),
     reason="no GPU, and TRITON_INTERPRET=1 came too late",
 )
 
-DEVICE = "cpu" if kernels.INTERPRETED else "cuda"
+DEVICE = "cpu" if launching.INTERPRETED else "cuda"
 
 # Times the factorised form's distance from float64. The interpreter is slow: over its few draws chance alone comes to
 # 1.7. It also cuts bfloat16 numbers off where a GPU rounds them, one product after another.
 LIMITS = {
-    torch.float32: 2.0 if kernels.INTERPRETED else 1.5,
-    torch.float16: 2.0 if kernels.INTERPRETED else 1.5,
-    torch.bfloat16: 12.0 if kernels.INTERPRETED else 1.5,
+    torch.float32: 2.0 if launching.INTERPRETED else 1.5,
+    torch.float16: 2.0 if launching.INTERPRETED else 1.5,
+    torch.bfloat16: 12.0 if launching.INTERPRETED else 1.5,
 }
 
 FORMS: tuple[Implementation, Implementation] = ("fused", "factorised")
-DRAWS = 3 if kernels.INTERPRETED else 16
+DRAWS = 3 if launching.INTERPRETED else 16
 
 Both = tuple[bool, bool]
 
@@ -172,7 +172,7 @@ def test_runs_are_the_same_bit_for_bit(size: tuple[int, int], dtype: torch.dtype
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.skipif(not kernels.INTERPRETED, reason="looks at the arithmetic alone, in the interpreter")
+@pytest.mark.skipif(not launching.INTERPRETED, reason="looks at the arithmetic alone, in the interpreter")
 def test_the_exponential_of_float32_is_within_a_rounding_or_two() -> None:
     exponents = -torch.rand(4096) * 80
     found = torch.empty_like(exponents)
@@ -183,7 +183,7 @@ def test_the_exponential_of_float32_is_within_a_rounding_or_two() -> None:
     assert not found.any()
 
 
-@kernels.Kernel
+@launching.Kernel
 def _exponentials(given: tl.tensor, found: tl.tensor, size: tl.constexpr) -> None:
     at = tl.arange(0, size)
     tl.store(found + at, kernels._exp(tl.load(given + at), True))
@@ -212,7 +212,7 @@ def test_asked_for_by_name_it_runs_or_raises(monkeypatch: pytest.MonkeyPatch) ->
         ask([maps[0].half(), *maps[1:]])
     with pytest.raises(ValueError, match=r"keys have 300 channels; expected at most 256"):
         ask([torch.randn(1, 300, 2, 3, device=DEVICE), *maps[1:]])
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
+    monkeypatch.setattr(launching, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"the maps are on cpu; expected a GPU; use 'auto'"):
         ask([m.cpu() for m in maps])
 

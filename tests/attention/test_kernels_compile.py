@@ -14,7 +14,7 @@ import inspect
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from caaseg.attention import gate_kernels, kernels
+from caaseg.attention import gate_kernels, kernels, long_kernels
 from caaseg.models.upsampled_kernel import cross_entropy_kernel
 
 WHOLE = "lines length step_line step_position depth key_depth size positions width height h w classes".split()
@@ -41,9 +41,9 @@ for block in (32, 64, 128):
 compiled(kernels.gather_kernel, dict(short, block=128, one_block=True, span=512), 8)
 compiled(kernels.gather_kernel, dict(long, one_block=False, span=64))
 compiled(kernels.gather_backward_kernel, dict(short, block=128, pooled=True), 8)
-compiled(kernels.delta_kernel, dict(long, pooled=True))
-compiled(kernels.values_backward_kernel, dict(long, pooled=True), grad_gate="*fp32")
-compiled(kernels.keys_backward_kernel, dict(long, pooled=True))
+compiled(long_kernels.delta_kernel, dict(long, pooled=True))
+compiled(long_kernels.values_backward_kernel, dict(long, pooled=True), grad_gate="*fp32")
+compiled(long_kernels.keys_backward_kernel, dict(long, pooled=True))
 compiled(kernels.pool_kernel, dict(block=8, block_c=512))
 compiled(kernels.scale_kernel, dict(block=2048))
 compiled(kernels.scale_backward_kernel, dict(block_l=4, block=512))
@@ -55,9 +55,9 @@ compiled(kernels.gather_kernel, dict(block_d=64, block_c=32, gated=True, block=3
 compiled(kernels.gather_backward_kernel, dict(block_d=64, block_c=32, gated=True, block=32, pooled=True), **wide)
 parts = dict(block_d=64, block=32, block_c=32, gated=True)
 compiled(kernels.gather_kernel, dict(parts, one_block=False, span=32), **wide)
-compiled(kernels.delta_kernel, dict(parts, pooled=True), **wide)
-compiled(kernels.values_backward_kernel, dict(parts, pooled=True), **wide)
-compiled(kernels.keys_backward_kernel, dict(parts, pooled=True), **wide)
+compiled(long_kernels.delta_kernel, dict(parts, pooled=True), **wide)
+compiled(long_kernels.values_backward_kernel, dict(parts, pooled=True), **wide)
+compiled(long_kernels.keys_backward_kernel, dict(parts, pooled=True), **wide)
 loss = dict(ignore=255, weighted=True, exact=False, block_w=16, block_x=32, block_k=64)
 compiled(cross_entropy_kernel, loss, labels="*u8", lines="*fp32")
 """

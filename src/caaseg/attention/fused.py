@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from caaseg.attention import gate_kernels, kernels
+from caaseg.attention import gate_kernels, kernels, launching, long_kernels
 from caaseg.attention.gate import ChannelGate, Gate, ask
 
 P = ParamSpec("P")
@@ -37,7 +37,7 @@ IN_TURN = {"num_stages": 1}
 
 def why_not(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
     """What keeps the kernels from computing this, in words; None where nothing does."""
-    if not (values.is_cuda or kernels.INTERPRETED):
+    if not (values.is_cuda or launching.INTERPRETED):
         return f"the maps are on {values.device}; expected a GPU"
     if values.dtype not in DTYPES:
         return f"values are {values.dtype}; expected float16, bfloat16 or float32"
@@ -186,14 +186,14 @@ def _launch_gather_backward(
     deltas = torch.empty_like(sums[0])
     sizes = {"block_d": blocks.keys, "block": blocks.positions, "block_c": blocks.channels}
     sizes |= {"num_warps": blocks.warps, **IN_TURN}
-    kernels.delta_kernel[(number, per_line)](
+    long_kernels.delta_kernel[(number, per_line)](
         keys, values, gate, sums, grad, grad_pooled, deltas, *lines, c, d, share, **flags, **sizes
     )
     parts = values.new_empty(n, lines.number, per_line, c if gate is not None else 0, dtype=torch.float32)
-    kernels.values_backward_kernel[(number, per_line, _blocks(c, blocks.channels))](
+    long_kernels.values_backward_kernel[(number, per_line, _blocks(c, blocks.channels))](
         keys, values, gate, sums, grad, grad_pooled, grad_values, parts, *lines, c, d, share, **flags, **sizes
     )
-    kernels.keys_backward_kernel[(number, per_line)](
+    long_kernels.keys_backward_kernel[(number, per_line)](
         keys, values, gate, sums, deltas, grad, grad_pooled, grad_keys, *lines, c, d, share, **flags, **sizes
     )
     return grad_keys, grad_values, parts.sum(2).to(values.dtype)

@@ -5,7 +5,8 @@ Nothing here is called but by `fused`.
 
 import triton.language as tl
 
-from caaseg.attention.kernels import Kernel, _exp, _inverse, _product, _put, _tile, jit
+from caaseg.attention.kernels import _exp, _inverse, _product, _put, _tile
+from caaseg.attention.launching import Kernel, jit
 
 
 @Kernel

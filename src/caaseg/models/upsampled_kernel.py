@@ -2,7 +2,7 @@
 
 import triton.language as tl
 
-from caaseg.attention.kernels import Kernel, jit
+from caaseg.attention.launching import Kernel, jit
 
 
 @jit
