@@ -80,15 +80,3 @@ def test_on_a_gpu_the_library_computes_what_follows_a_convolution(compiled: bool
         return float((logits.double() - exact).norm() / exact.norm())
 
     assert error(found) < 1.2 * error(plain) < 0.05
-
-
-def test_a_processor_gives_the_same_numbers_at_any_size() -> None:
-    model = caaseg.create_model("caa", backbone="resnet18", **SMALL).eval()  # type: ignore[arg-type]
-    set_at_random(model)
-    served = folded(model)
-    with torch.inference_mode():
-        for height, width in ((64, 64), (33, 97), (1, 1)):  # weights are laid out for the first
-            images = torch.randn(2, 3, height, width)
-            torch.testing.assert_close(served(images).logits, model(images).logits, rtol=1e-4, atol=1e-4)
-    weights = served.backbone.net.conv1
-    assert weights._packed is not None  # float32 went this way

@@ -48,36 +48,15 @@ class ReLUConvolution(nn.Module):
             list(convolution.stride), list(convolution.padding), list(convolution.dilation), convolution.groups
         )
         self._narrow: tuple[Tensor, Tensor] | None = None  # weight and bias in 16 bits, as they were last asked for
-        self._packed: Tensor | None = None  # the weight as a processor's library has it
 
     def forward(self, features: Tensor, added: Tensor | None = None) -> Tensor:
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else features.dtype
-        if self._is_for_processor(features):
-            return self._on_processor(features, added)
         if not (features.is_cuda and torch.version.cuda and dtype in (torch.float16, torch.bfloat16)):
             result = F.conv2d(features, self.weight, self.bias, *self.geometry)
             return (result if added is None else result.add_(added)).relu_()
         weight, bias = self._in(dtype)
         run = _operator if torch.compiler.is_compiling() else _on_gpu
         return run(features.to(dtype), weight, bias, None if added is None else added.to(dtype), *self.geometry)
-
-    def _is_for_processor(self, features: Tensor) -> bool:
-        plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
-        same = features.dtype == self.weight.dtype == torch.float32 and features.device.type == "cpu"
-        return plain and same and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
-
-    def _on_processor(self, features: Tensor, added: Tensor | None) -> Tensor:
-        """The same by the processor's library, whose layout of the weights is made once instead of in every call."""
-        stride, padding, dilation, groups = self.geometry
-        library = torch.ops.mkldnn
-        if self._packed is None:
-            self._packed = library._reorder_convolution_weight(
-                self.weight.contiguous(), padding, stride, dilation, groups, list(features.shape)
-            )
-        how = (self._packed, self.bias, padding, stride, dilation, groups)
-        if added is None:
-            return library._convolution_pointwise(features, *how, "relu", [], "")  # type: ignore[no-any-return]
-        return library._convolution_pointwise(features, added, *how, "add", 1.0, "relu", [], "")  # type: ignore[no-any-return]
 
     def _in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """The weights, narrowed once instead of in every call."""
