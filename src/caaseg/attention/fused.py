@@ -30,8 +30,8 @@ MOST_KEY_CHANNELS = 256
 LONGEST = 128  # positions of which weights, and gradients of weights, still fit the registers
 BLOCK = 64  # positions of a part of a longer line
 TAIL = 16  # positions more than a power of two that are a part of their own
-# Triton's pipeliner lets a product run on while the next turn of the loop writes over what it reads, where that is made
-# in the loop (seen with 3.6 on sm_90: gradients of keys that differ from run to run). One stage has no such overlap.
+# For loops that make what their products read. Pipelined in two or three stages by Triton 3.6 on an H200, some such
+# kernels gave other gradients of keys from run to run; none was seen to in one stage. Why is not proven.
 IN_TURN = {"num_stages": 1}
 
 
