@@ -1,11 +1,13 @@
 """Normalisations folded into convolutions: the same numbers, and nothing left to fold."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
 
 import caaseg
-from caaseg.models.folding import PlainBlock, folded
+from caaseg.models.folding import PlainBlock, compile_for_inference, folded
 
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 
@@ -49,6 +51,20 @@ def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options
     assert len(norms(model)) > 3
     assert not norms(served)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # a copy was folded
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, by which torch.compile makes code for a CPU")
+def test_compiled_for_inference_it_gives_the_same_numbers() -> None:
+    model = caaseg.create_model("caa", backbone="test_resnet", decoder=True, **SMALL)  # type: ignore[arg-type]
+    set_at_random(model)
+    served = folded(model)
+    pictures = [torch.randn(1, 3, 40, 51), torch.randn(2, 3, 33, 64)]
+    with torch.inference_mode():
+        expected = [served(images).logits for images in pictures]
+        compile_for_inference(served)
+        found = [served(images).logits for images in pictures]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0  # it did compile
 
 
 def test_a_resnet_is_convolutions_alone() -> None:

@@ -50,7 +50,19 @@ def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:
     with without_autocast(queries.device.type):
         wide = _widen(keys)
         scores = (wide if queries is keys else _widen(queries)) @ wide.transpose(-1, -2)
+        return _softmax(scores)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    """The softmax over the last axis, for torch.compile in words of its own.
+
+    By the name it would take a softmax between two products for attention of its own kind, and where a batch is one
+    image exchange heads and positions: other numbers, or an error (seen with torch 2.13).
+    """
+    if not torch.compiler.is_dynamo_compiling():
         return scores.softmax(-1)
+    powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    return powers * powers.sum(-1, keepdim=True).reciprocal()
 
 
 def _widen(keys: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ derivatives are the factorised form's.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -242,11 +243,13 @@ def _launch_gate_backward(
         n * length, c, width, slope,
         layers=len(hidden), block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
     )  # fmt: skip
-    of_first = grad_states[0].T @ pooled.flatten(0, 1)  # (U, C)
-    of_hidden = grad_states[1:].mT @ states[:-1]  # (layers, U, U)
-    of_last = grad_logits.flatten(0, 1).T @ states[-1]  # (C, U)
-    grads = [of_first, *of_hidden, of_last]
-    return grad_pooled, [found.to(weight.dtype) for found, weight in zip(grads, weights, strict=True)]
+    sizes = [weight.numel() for weight in weights]
+    grads, tiles = first.new_empty(sum(sizes)), _blocks(max(c, width), 64)
+    gate_kernels.gate_weights_kernel[(len(weights), tiles, tiles)](
+        pooled, states, grad_logits, grad_states, grads, n * length, c, width, layers=len(hidden), block=64, block_p=64
+    )
+    parts = torch.split(grads, sizes)
+    return grad_pooled, [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
 
 
 def _blocks(length: int, block: int) -> int:
@@ -324,14 +327,23 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(keys, values, gate, sums)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, grad_pooled: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
-        keys, values, gate, sums = ctx.saved_tensors
-        grad = torch.zeros_like(values) if grad is None else _channels_last(grad)
-        if grad_pooled is not None:
-            grad_pooled = grad_pooled.contiguous() if ctx.pool else None
-        run = _gather_backward_operator if torch.compiler.is_compiling() else _launch_gather_backward
-        grad_keys, grad_values, grad_gate = run(keys, values, gate, sums, grad, grad_pooled, ctx.rows)
-        return grad_keys, grad_values, None if gate is None else grad_gate, None, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        return _gather_gradients(_launch_gather_backward, ctx, *grads)
+
+
+def _gather_gradients(
+    run: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    ctx: Any,
+    grad: Tensor | None,
+    grad_pooled: Tensor | None,
+    _: Tensor | None,
+) -> tuple[Tensor | None, ...]:
+    keys, values, gate, sums = ctx.saved_tensors
+    grad = torch.zeros_like(values) if grad is None else _channels_last(grad)
+    if grad_pooled is not None:
+        grad_pooled = grad_pooled.contiguous() if ctx.pool else None
+    grad_keys, grad_values, grad_gate = run(keys, values, gate, sums, grad, grad_pooled, ctx.rows)
+    return grad_keys, grad_values, None if gate is None else grad_gate, None, None
 
 
 class _Scale(torch.autograd.Function):
@@ -345,9 +357,12 @@ class _Scale(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        run = _scale_backward_operator if torch.compiler.is_compiling() else _launch_scale_backward
-        features, gate = ctx.saved_tensors
-        return run(features, gate, _channels_last(grad))
+        return _scale_gradients(_launch_scale_backward, ctx, grad)
+
+
+def _scale_gradients(run: Callable[..., tuple[Tensor, Tensor]], ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    features, gate = ctx.saved_tensors
+    return run(features, gate, _channels_last(grad))
 
 
 class _Gate(torch.autograd.Function):
@@ -365,8 +380,13 @@ class _Gate(torch.autograd.Function):
         return grad_pooled, None, *grads
 
 
-_gather_operator.register_autograd(_Gather.backward, setup_context=_Gather.setup_context)  # type: ignore[attr-defined]
-_scale_operator.register_autograd(_Scale.backward, setup_context=_Scale.setup_context)  # type: ignore[attr-defined]
+# An operator's gradient is an operator again, whoever asks for it: not every tracer says that it is one.
+_gather_operator.register_autograd(  # type: ignore[attr-defined]
+    partial(_gather_gradients, _gather_backward_operator), setup_context=_Gather.setup_context
+)
+_scale_operator.register_autograd(  # type: ignore[attr-defined]
+    partial(_scale_gradients, _scale_backward_operator), setup_context=_Scale.setup_context
+)
 
 
 def _gather(keys: Tensor, values: Tensor, gate: Tensor | None, rows: bool, pool: bool) -> tuple[Tensor, Tensor]:

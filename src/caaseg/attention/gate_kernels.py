@@ -1,11 +1,11 @@
-"""Triton kernels of a channel gate: all its layers, and the way back through them, in one launch each.
+"""Triton kernels of a channel gate: all its layers, and the way back through them, in few launches.
 
 Nothing here is called but by `fused`.
 """
 
 import triton.language as tl
 
-from caaseg.attention.kernels import _exp, _inverse, _product, _put, _tile
+from caaseg.attention.kernels import _added, _exp, _inverse, _product, _put, _tile
 from caaseg.attention.launching import Kernel, jit
 
 
@@ -78,7 +78,7 @@ def gate_backward_kernel(
     block_c: tl.constexpr,
     block_w: tl.constexpr,
 ) -> None:
-    """The way back through a channel gate. Gradients of weights are products of what it gives."""
+    """The way back through a channel gate, to what was pooled and to what each layer gave."""
     at = tl.program_id(0) * block + tl.arange(0, block)
     units = tl.arange(0, block_w)
     kind: tl.constexpr = grad.dtype.element_ty
@@ -102,3 +102,37 @@ def gate_backward_kernel(
         channels = c + tl.arange(0, block_c)
         of_first = _tile(first, 0, units, width, 1, channels, depth).to(kind)
         _put(grad_pooled, _product(narrow, of_first), 0, at, positions, 1, channels, depth)
+
+
+@Kernel
+def gate_weights_kernel(
+    pooled: tl.tensor,  # (positions, C)
+    states: tl.tensor,  # (layers + 1, positions, width)
+    grad_logits: tl.tensor,  # (positions, C)
+    grad_states: tl.tensor,  # (layers + 1, positions, width)
+    grads: tl.tensor,  # of the weights of all layers, one after the other: (width, C), (width, width) each, (C, width)
+    positions: tl.tensor,
+    depth: tl.tensor,
+    width: tl.tensor,
+    layers: tl.constexpr,  # between the first and the last
+    block: tl.constexpr,
+    block_p: tl.constexpr,
+) -> None:
+    """Gradients of the weights of a channel gate: for each layer, what it gave with what it was given."""
+    layer = tl.program_id(0)
+    exact: tl.constexpr = pooled.dtype.element_ty == tl.float32
+    gave, given = grad_states + layer * positions * width, states + (layer - 1) * positions * width
+    rows, columns, skipped = width, width, width * depth + (layer - 1) * width * width
+    if layer == 0:
+        given, columns, skipped = pooled, depth, 0
+    if layer == layers + 1:
+        gave, rows = grad_logits, depth
+    row = tl.program_id(1) * block + tl.arange(0, block)
+    column = tl.program_id(2) * block + tl.arange(0, block)
+    total = tl.zeros([block, block], tl.float32)
+    for first in range(0, positions, block_p):
+        at = first + tl.arange(0, block_p)
+        left = _tile(gave, 0, at, positions, 1, row, rows)
+        right = _tile(given, 0, at, positions, 1, column, columns)
+        total = _added(total, _product(tl.trans(left), right), positions, exact)
+    _put(grads + skipped, total, 0, row, rows, 1, column, columns)

@@ -20,12 +20,13 @@ def jit(function: Callable[..., Any]) -> Any:
 class Kernel:
     """A function that Triton compiles, launched straight once it was compiled for arguments of the same kinds.
 
-    Triton looks at every argument of every launch anew, which may take longer than the kernel itself.
+    Triton looks at every argument of every launch anew, which may take longer than the kernel itself. What it would
+    also do is call the hooks of its own profiler, which does not see these launches; CUDA's profilers do.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = jit(function)
-        self._compiled: dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]] = {}
+        self._compiled: dict[tuple[Any, ...], tuple[Callable[..., None], Any, Any, tuple[Any, ...]]] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         return partial(self._launch, grid)
@@ -35,14 +36,18 @@ class Kernel:
         if INTERPRETED:
             self.function[grid](*arguments, **constants)
             return
-        key = (torch.cuda.current_device(), *constants.values(), *map(_kind, arguments))
+        device = torch.cuda.current_device()
+        key = (device, *constants.values(), *map(_kind, arguments))
         known = self._compiled.get(key)
         if known is None:
             own = tuple(value for name, value in constants.items() if name in self.function.arg_names)
-            self._compiled[key] = self.function[grid](*arguments, **constants), own
+            compiled = self.function[grid](*arguments, **constants)
+            self._compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, own
         else:
-            compiled, own = known
-            compiled[(*grid, 1, 1)[:3]](*arguments, *own)
+            run, function, metadata, own = known
+            stream = triton.runtime.driver.active.get_current_stream(device)
+            x, y, z = (*grid, 1, 1)[:3]
+            run(x, y, z, stream, function, metadata, None, None, None, *arguments, *own)
 
 
 def _kind(argument: Any) -> Any:

@@ -26,6 +26,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     output_stride: OutputStride | None = None,
     boundary: bool = False,
     precision: Literal["32", "bf16"] = "32",
+    compile: bool = False,
     device: Device = "auto",
     workers: int = 2,
     batch_size: int = 1,
@@ -48,6 +49,8 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         output_stride: another output stride than the model was trained with, 8 or 16.
         boundary: boundary IoU too, within 2% of the image's diagonal.
         precision: what the network computes in.
+        compile: have torch.compile make the network faster first: half a minute or so a size of images, so it pays for
+            many of few sizes.
         device: where to run; auto takes a GPU if there is one.
         workers: processes that read images while the model computes.
         batch_size: images at once; above 1 they must be of one size.
@@ -60,7 +63,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.evaluation.inference import Predictor
     from caaseg.evaluation.measure import provenance
     from caaseg.models import load_model, with_output_stride
-    from caaseg.models.folding import folded
+    from caaseg.models.folding import compile_for_inference, folded
     from caaseg.reports import scores as reports
 
     check_writable(json=json)
@@ -89,6 +92,8 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
                     save_submission(prediction, name, submission)
 
         served = folded(network).to(place)
+        if compile:
+            compile_for_inference(served)
         predictor = Predictor(served, scales=factors, flip=flip, window=area, average=average, precision=precision)
         evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)
     if rank > 0:  # the first process speaks for all

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from caaseg.evaluation.measure import Cost, is_out_of_memory, measure
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
-from caaseg.models.folding import folded
+from caaseg.models.folding import compile_for_inference, folded
 from caaseg.models.resize import resize
 from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
@@ -103,7 +103,11 @@ def _train_and_infer(
     served: Any = folded(model) if isinstance(model, Segmenter) else model.eval()
     given = [images, *served.parameters(), *served.buffers()]
     if compiled:
-        served = torch.compile(served, dynamic=False)
+        torch.compiler.reset()
+        if isinstance(served, Segmenter):
+            compile_for_inference(served)
+        else:
+            served = torch.compile(served)
 
     def infer() -> Tensor:
         with torch.inference_mode(), autocast:

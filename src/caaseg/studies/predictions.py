@@ -35,7 +35,7 @@ from caaseg.evaluation.measure import is_out_of_memory
 from caaseg.evaluation.streaming import blended_parts, grid_disagreement, is_cut
 from caaseg.files import written_whole
 from caaseg.models import load_model, with_output_stride
-from caaseg.models.folding import folded
+from caaseg.models.folding import compile_for_inference, folded
 from caaseg.models.onnx_model import ONNX_SUFFIX, OnnxModel
 from caaseg.reports.pictures import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
 from caaseg.studies.claims import Claims
@@ -135,12 +135,15 @@ def open_subject(
     *,
     output_stride: OutputStride | None = None,
     precision: Precision = "32",
+    compile: bool = False,
     device: torch.device | str = "cpu",
 ) -> Subject:
     """A model from a run's folder, a saved model's folder, the hub, or an exported .onnx file."""
     if model.lower().endswith(ONNX_SUFFIX):
-        if output_stride is not None or precision != "32":
-            option = "--output-stride" if output_stride is not None else f"--precision {precision}"
+        given = {"--output-stride": output_stride is not None, "--compile": compile}
+        given[f"--precision {precision}"] = precision != "32"
+        if any(given.values()):
+            option = next(name for name in given if given[name])
             raise ValueError(f"{model}: what it computes was fixed when it was exported; leave {option} out")
         exported = OnnxModel(Path(model), device=device)
         digest = hashlib.sha256(Path(model).read_bytes()).hexdigest()
@@ -155,7 +158,10 @@ def open_subject(
         hashed.update(name.encode())
         hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     palette = config.palette or distinct_colours(config.num_classes)
-    return Subject(folded(network).to(device), config.num_classes, config.classes, palette, hashed.hexdigest())
+    served = folded(network).to(device)
+    if compile:
+        compile_for_inference(served)
+    return Subject(served, config.num_classes, config.classes, palette, hashed.hexdigest())
 
 
 def predict_pictures(
