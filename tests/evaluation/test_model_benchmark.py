@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from caaseg.cli import main
-from caaseg.evaluation.model_benchmark import Setting, build, outputs
+from caaseg.evaluation.model_benchmark import ModelCost, Setting, build, outputs
 
 SETTING = Setting(backbone="resnet50", output_stride=8, batch=2, size=(33, 41), num_classes=4, dtype="float32")
 
@@ -53,7 +53,7 @@ def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -
         "--seconds",
         "0",
     ]
-    words += ["--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--json", "-"]
+    words += ["--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2", "--json", "-"]
     assert main(["benchmark", "model", *words]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -69,6 +69,17 @@ def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -
 def test_a_batch_that_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--batch", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err == "caaseg: --batch is 0; expected 1 or more\n"
+
+    assert main(["benchmark", "model", "--rounds", "0", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "caaseg: --rounds is 0; expected 1 or more\n"
+
+
+def test_of_two_measurements_the_faster_counts() -> None:
+    first = ModelCost("caa", (33, 33), 2.0, 7, None, 5)
+    assert first.or_faster(first._replace(training_images_per_second=3.0, inference_images_per_second=4.0)) == (
+        "caa", (33, 33), 3.0, 7, 4.0, 5,
+    )  # fmt: skip
+    assert first.or_faster(first._replace(training_images_per_second=1.0)) == first
 
 
 def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -180,7 +180,7 @@ def test_predict_runs_the_file_as_it_runs_the_model(saved: Path, tmp_path: Path)
     [
         (["--output-stride", "8"], "m.onnx: what it computes was fixed when it was exported; leave --output-stride"),
         (["--precision", "bf16"], "m.onnx: what it computes was fixed when it was exported; leave --precision bf16"),
-        (["--compile", "true"], "m.onnx: what it computes was fixed when it was exported; leave --compile"),
+        (["--compiled"], "m.onnx: what it computes was fixed when it was exported; leave --compiled"),
     ],
 )
 def test_what_was_fixed_cannot_be_asked_for(

@@ -26,7 +26,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     output_stride: OutputStride | None = None,
     boundary: bool = False,
     precision: Literal["32", "bf16"] = "32",
-    compile: bool = False,
+    compiled: bool = False,
     device: Device = "auto",
     workers: int = 2,
     batch_size: int = 1,
@@ -49,7 +49,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         output_stride: another output stride than the model was trained with, 8 or 16.
         boundary: boundary IoU too, within 2% of the image's diagonal.
         precision: what the network computes in.
-        compile: have torch.compile make the network faster first: half a minute or so a size of images, so it pays for
+        compiled: have torch.compile make the network faster first: half a minute or so a size of images, so it pays for
             many of few sizes.
         device: where to run; auto takes a GPU if there is one.
         workers: processes that read images while the model computes.
@@ -92,7 +92,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
                     save_submission(prediction, name, submission)
 
         served = folded(network).to(place)
-        if compile:
+        if compiled:
             compile_for_inference(served)
         predictor = Predictor(served, scales=factors, flip=flip, window=area, average=average, precision=precision)
         evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)

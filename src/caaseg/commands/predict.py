@@ -20,7 +20,7 @@ def predict_pictures_with(
     average: Literal["logits", "probabilities"] = "logits",
     output_stride: OutputStride | None = None,
     precision: Literal["32", "bf16"] = "32",
-    compile: bool = False,
+    compiled: bool = False,
     device: Device = "auto",
     probabilities: bool = False,
     compare_grids: bool = False,
@@ -44,7 +44,7 @@ def predict_pictures_with(
         average: what is averaged over scales, mirror images and windows.
         output_stride: another output stride than the model was trained with, 8 or 16.
         precision: what the network computes in.
-        compile: have torch.compile make the network faster first: half a minute or so a size of images, so it pays for
+        compiled: have torch.compile make the network faster first: half a minute or so a size of images, so it pays for
             many of few sizes.
         device: where to run; auto takes a GPU if there is one.
         probabilities: keep them too, as OUT/probabilities/NAME.npy, float16 of shape (height, width, classes).
@@ -78,7 +78,7 @@ def predict_pictures_with(
     with processes(device_of(device), patience=patience) as (place, rank, ranks), progress_bars(console) as report:
         task = Task(
             subject=open_subject(
-                model, output_stride=output_stride, precision=precision, compile=compile, device=place
+                model, output_stride=output_stride, precision=precision, compiled=compiled, device=place
             ),
             manner=manner,
             out=out,

@@ -35,6 +35,15 @@ class ModelCost(NamedTuple):
     inference_images_per_second: float | None
     inference_peak_bytes: int | None
 
+    def or_faster(self, other: "ModelCost") -> "ModelCost":
+        """The higher speeds of two measurements of one model."""
+        training = self.training_images_per_second, other.training_images_per_second
+        inference = self.inference_images_per_second, other.inference_images_per_second
+        return self._replace(
+            training_images_per_second=max((speed for speed in training if speed is not None), default=None),
+            inference_images_per_second=max((speed for speed in inference if speed is not None), default=None),
+        )
+
 
 def measure_model(
     name: str, setting: Setting, device: torch.device, *, seconds: float, train: bool = True

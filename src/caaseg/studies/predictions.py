@@ -135,12 +135,12 @@ def open_subject(
     *,
     output_stride: OutputStride | None = None,
     precision: Precision = "32",
-    compile: bool = False,
+    compiled: bool = False,
     device: torch.device | str = "cpu",
 ) -> Subject:
     """A model from a run's folder, a saved model's folder, the hub, or an exported .onnx file."""
     if model.lower().endswith(ONNX_SUFFIX):
-        given = {"--output-stride": output_stride is not None, "--compile": compile}
+        given = {"--output-stride": output_stride is not None, "--compiled": compiled}
         given[f"--precision {precision}"] = precision != "32"
         if any(given.values()):
             option = next(name for name in given if given[name])
@@ -159,7 +159,7 @@ def open_subject(
         hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     palette = config.palette or distinct_colours(config.num_classes)
     served = folded(network).to(device)
-    if compile:
+    if compiled:
         compile_for_inference(served)
     return Subject(served, config.num_classes, config.classes, palette, hashed.hexdigest())
 
