@@ -161,6 +161,15 @@ def test_the_paper_s_gate_in_one_launch_is_the_module() -> None:
     assert len(seen) == 1  # what is hooked to a module is called
 
 
+def test_a_gate_too_wide_for_one_launch_is_asked_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_launch_gate", None)
+    for width, dtype in ((129, torch.float32), (257, torch.bfloat16)):
+        gate = ChannelGate(20, width=width).to(DEVICE, dtype)
+        pooled = torch.randn(2, 7, 20, device=DEVICE, dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+
+
 @pytest.mark.parametrize(("size", "dtype"), [((6, 33), torch.float32), ((44, 60), torch.bfloat16)], ids=str)
 def test_runs_are_the_same_bit_for_bit(size: tuple[int, int], dtype: torch.dtype) -> None:
     on_gpu = DEVICE == "cuda"  # where programs run side by side, as often as they need to differ once

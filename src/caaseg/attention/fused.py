@@ -30,6 +30,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_KEY_CHANNELS = 256
 LONGEST = 128  # positions of which weights, and gradients of weights, still fit the registers
 BLOCK = 64  # positions of a part of a longer line
+WIDEST_GATE = 512  # bytes of a row of a hidden layer's weights
 TAIL = 16  # positions more than a power of two that are a part of their own
 # For loops that make what their products read. Pipelined in two or three stages by Triton 3.6 on an H200, some such
 # kernels gave other gradients of keys from run to run; none was seen to in one stage. Why is not proven.
@@ -144,7 +145,7 @@ def _launch_gather(
     if pool:
         channels = min(_power(c), 512)
         kernels.pool_kernel[(n * lines.length, _blocks(c, channels))](
-            out, pooled, *lines, c, 1 / (lines.number * lines.length), block=8, block_c=channels
+            out, pooled, *lines, c, 1 / (lines.number * lines.length), block=4 if rows else 8, block_c=channels
         )
     return out, pooled, sums
 
@@ -225,9 +226,17 @@ def _launch_gate(pooled: Tensor, weights: list[Tensor], slope: float, keep: bool
     states = pooled.new_empty(len(hidden) + 1 if keep else 0, n * length, width)
     gate_kernels.gate_kernel[(_blocks(n * length, 16),)](
         pooled, first, tuple(hidden), last, gates, states, n * length, c, width, slope,
-        layers=len(hidden), kept=keep, block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
+        layers=len(hidden), kept=keep, **_gate_blocks(c, width, pooled.dtype),
     )  # fmt: skip
     return gates, states
+
+
+def _gate_blocks(channels: int, width: int, dtype: torch.dtype) -> dict[str, int]:
+    """How a gate's layers are cut for programs: a tile of weights and the next one fit a GPU's fast memory."""
+    block_w = max(_power(width), 16)
+    most = (16_384 if dtype == torch.float32 else 32_768) // block_w
+    block_c = max(min(_power(channels), most), 16)
+    return {"block": 16, "block_c": block_c, "block_w": block_w, "num_warps": 8, "num_stages": 2}
 
 
 def _launch_gate_backward(
@@ -241,7 +250,7 @@ def _launch_gate_backward(
     gate_kernels.gate_backward_kernel[(_blocks(n * length, 16),)](
         grad, gates, states, first, tuple(hidden), last, grad_logits, grad_states, grad_pooled,
         n * length, c, width, slope,
-        layers=len(hidden), block=16, block_c=min(max(_power(c), 16), 128), block_w=max(_power(width), 16),
+        layers=len(hidden), **_gate_blocks(c, width, pooled.dtype),
     )  # fmt: skip
     sizes = [weight.numel() for weight in weights]
     grads, tiles = first.new_empty(sum(sizes)), _blocks(max(c, width), 64)
@@ -410,7 +419,7 @@ def _scale(features: Tensor, gate: Tensor) -> Tensor:
 
 def _ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
     """The gate's answer; that of the paper's own gate from one launch."""
-    if not _plain(gate):
+    if not _plain(gate, pooled.dtype):
         return ask(gate, pooled, name).contiguous()
     assert isinstance(gate, ChannelGate)
     weights = [layer.weight for layer in (*gate.hidden, gate.last) if isinstance(layer, nn.Linear)]
@@ -428,9 +437,11 @@ def _ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
     return _launch_gate(pooled, weights, gate.slope, False)[0]
 
 
-def _plain(gate: Gate) -> bool:
-    """Whether a gate is the paper's own, with nothing hooked to it."""
-    return type(gate) is ChannelGate and not (gate._forward_hooks or gate._forward_pre_hooks)
+def _plain(gate: Gate, dtype: torch.dtype) -> bool:
+    """Whether a gate is the paper's own, with nothing hooked to it, and its layers fit a GPU's fast memory."""
+    if type(gate) is not ChannelGate or gate._forward_hooks or gate._forward_pre_hooks:
+        return False
+    return gate.last.in_features <= WIDEST_GATE // dtype.itemsize
 
 
 def _learned(*tensors: Tensor | None) -> bool:
