@@ -18,6 +18,7 @@ from caaseg.data.transforms import normalise
 from caaseg.models import export
 from caaseg.models.onnx_model import OnnxModel
 
+SHIPPED = Path(__file__).parents[2] / "models" / "camvid-caa-efficientnet-b0"  # learned on CamVid
 LARGEST = 2.5  # of the logits of the pictures that statistics are taken of; differences are in proportion to it
 SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "gate_width": 8}
 
@@ -103,6 +104,13 @@ def test_onnx_agrees_with_a_model_that_enlarges_what_it_sees(tmp_path: Path) -> 
         assert (expected - other).abs().max() > 0.5
 
 
+def test_onnx_agrees_with_a_trained_caa_on_a_whole_efficientnet(tmp_path: Path) -> None:
+    model = caaseg.load_model(SHIPPED)
+    check = export.export_model(model, tmp_path / "model.onnx")
+    assert check.difference < 1e-3
+    assert_agrees(OnnxModel(tmp_path / "model.onnx"), model)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "backbone"), [("caa", "resnet50"), ("danet", "resnet50"), ("danet", "efficientnet_b0")]
@@ -113,10 +121,7 @@ def test_onnx_agrees_with_larger_models(head: str, backbone: str, tmp_path: Path
 
 @pytest.mark.slow
 def test_onnx_agrees_with_a_caa_on_a_large_efficientnet_as_far_as_float32_goes(tmp_path: Path) -> None:
-    """Not to 1e-3: with logits twice as large 4e-3 were seen once, where the logits were far above others'.
-
-    Whether a trained network stays below is not shown here.
-    """
+    """Not to 1e-3: drawn weights are badly conditioned, and float32 itself is as far off. Trained ones are not."""
     model = build("caa", "efficientnet_b0", output_stride=8, channels=64, key_channels=16)
     check = export.export_model(model, tmp_path / "model.onnx")
     assert check.difference < max(1e-3, export.ROUNDINGS * check.rounding)

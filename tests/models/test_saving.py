@@ -79,12 +79,14 @@ def test_the_card_says_what_is_not_usual(saved: Path, tmp_path: Path) -> None:
     assert torch.equal(model(images).logits, loaded(images).logits)
 
 
-def test_a_channels_last_model_in_half_precision_survives(tmp_path: Path) -> None:
+def test_a_channels_last_model_in_half_precision_is_saved_so_and_loaded_in_full(tmp_path: Path) -> None:
     model = build().to(memory_format=torch.channels_last).half()  # type: ignore[call-overload]
     model.save_pretrained(tmp_path)
-    loaded = caaseg.load_model(tmp_path).state_dict()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
-    assert loaded["classifier.weight"].dtype == torch.float16
+    assert load_file(tmp_path / "model.safetensors")["classifier.weight"].dtype == torch.float16
+    loaded = caaseg.load_model(tmp_path)
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    assert loaded.classifier.weight.dtype == torch.float32
+    assert loaded(torch.randn(1, 3, 33, 40)).logits.isfinite().all()
 
 
 def test_a_run_s_folder_and_from_pretrained_work_too(saved: Path) -> None:

@@ -115,6 +115,8 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
 def load_model(source: str | Path, *, num_classes: int | None = None, revision: str | None = None) -> "Segmenter":
     """A model from a saved folder, a run's folder or the hub, in evaluation mode. Never runs code from a file.
 
+    Weights that were saved in 16 bits, as after `model.half()`, are widened to 32.
+
     Args:
         source: a folder that save_pretrained wrote, a training run's folder, or a hub id such as owner/name.
         num_classes: for fine-tuning on other classes: all weights are kept but the classifiers', which start anew.
@@ -142,9 +144,14 @@ def load_model(source: str | Path, *, num_classes: int | None = None, revision: 
             stacklevel=2,
         )
         tensors = _with_classifiers_of(model, tensors)
-    # Assigned, they keep the dtype they were saved in; cloned, they lie as aligned in memory as any other tensor.
-    model.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)
+    # Assigned, they keep the width they were saved in; cloned, they lie as aligned in memory as any other tensor.
+    model.load_state_dict({name: _widened(tensor) for name, tensor in tensors.items()}, assign=True)
     return model.eval()
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    """A copy, of 32 bits where it was saved in 16: those are for files, and images are not of 16 bits."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.clone()
 
 
 def _with_classifiers_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
