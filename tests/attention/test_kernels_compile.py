@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from caaseg.attention import fused, gate_kernels, kernels, long_kernels
+from caaseg.models import normalisation_kernels
 from caaseg.models.upsampled_kernel import cross_entropy_kernel
 
 WHOLE = "lines length step_line step_position depth key_depth size positions width height h w classes".split()
@@ -69,6 +70,15 @@ compiled(long_kernels.values_backward_kernel, dict(parts, pooled=True), **wide)
 compiled(long_kernels.keys_backward_kernel, dict(parts, pooled=True), **wide)
 loss = dict(ignore=255, weighted=True, exact=False, block_w=16, block_x=32, block_k=64)
 compiled(cross_entropy_kernel, loss, labels="*u8", lines="*fp32")
+types = dict.fromkeys("parts moments sums running_mean running_var weight bias".split(), "*fp32")
+types |= dict(rows="i32", channels="i32", number="i32", share="i32", momentum="fp32", epsilon="fp32")
+tile, ends = dict(block=32, block_c=128), dict(block=64, block_c=16)
+compiled(normalisation_kernels.moments_kernel, tile, **types)
+compiled(normalisation_kernels.moments_end_kernel, ends, **types)
+compiled(normalisation_kernels.normalise_kernel, dict(tile, summed=True, relu=True, repeats=4), **types)
+compiled(normalisation_kernels.sums_kernel, dict(tile, summed=True, relu=True), **types)
+compiled(normalisation_kernels.sums_end_kernel, ends, **types)
+compiled(normalisation_kernels.spread_kernel, dict(tile, masked=True, repeats=4), **types)
 """
 
 
@@ -77,5 +87,5 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     sizes = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(sizes) == 29
+    assert len(sizes) == 35
     assert min(sizes) > 0

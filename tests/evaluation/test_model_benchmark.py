@@ -85,6 +85,8 @@ def test_of_two_measurements_the_faster_counts() -> None:
 def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--models", "danet:grouped", "--device", "cpu"]) == 2
     assert "model is 'danet:grouped'; expected torchvision:fcn" in capsys.readouterr().err
+    assert main(["benchmark", "model", "--models", "caa:recorded", "--device", "cpu"]) == 2
+    assert "model is 'caa:recorded'; :recorded is for models of ours, on a GPU" in capsys.readouterr().err
     assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
     known = "torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa"
     assert f"model is 'torchvision:lraspp'; expected {known}" in capsys.readouterr().err

@@ -136,12 +136,13 @@ def benchmark_model(
     """Images a second and peak memory of whole models, ours beside torchvision's, in training and in inference.
 
     A training step is forward, loss, backward and an SGD step, under autocast, in channels-last layout. Each is trained
-    as its makers have it: ours from coarse logits, torchvision's from resized ones. For inference ours is folded.
+    as its makers have it: ours as caaseg train does, torchvision's from resized logits. For inference ours is folded.
 
     Args:
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
             torchvision:fcn or torchvision:deeplabv3, smp:NAME for one of segmentation_models_pytorch where that is
-            installed; :compiled behind a name compiles it first; comma-separated.
+            installed; :compiled behind a name compiles it first; :recorded behind one of ours replays its training step
+            as recipes with cuda_graph do; comma-separated.
         backbone: of all of them.
         output_stride: of all of them; torchvision's are built for 8.
         batch: images a step.

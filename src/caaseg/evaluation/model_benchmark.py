@@ -1,6 +1,8 @@
 """Whole models, ours beside torchvision's: images a second and peak memory, in training and in inference."""
 
+import copy
 import gc
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +12,8 @@ from torch.nn.functional import cross_entropy
 from caaseg.evaluation.measure import Cost, is_out_of_memory, measure
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
 from caaseg.models.folding import compile_for_inference, folded
+from caaseg.models.normalisation import with_fused_normalisation
+from caaseg.models.recording import recorded
 from caaseg.models.resize import resize
 from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
@@ -52,7 +56,8 @@ def measure_model(
 
     Args:
         name: a head of ours, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:" and the name of a
-            model of segmentation_models_pytorch; ":compiled" behind it has torch.compile at it first.
+            model of segmentation_models_pytorch; ":compiled" behind it has torch.compile at it first, ":recorded"
+            behind one of ours replays its training step as recipes with cuda_graph do.
         setting: backbone, sizes and dtype.
         device: where.
         seconds: about how long to repeat each of the two.
@@ -60,10 +65,12 @@ def measure_model(
     """
     training: Cost | None
     inference: Cost | None
-    plain, compiled = name.removesuffix(":compiled"), name.endswith(":compiled")
+    plain, _, manner = name.rpartition(":") if name.endswith((":compiled", ":recorded")) else (name, "", "")
     try:
         model = build(plain, setting).to(device)
-        training, inference = _train_and_infer(model, setting, device, seconds, compiled, train)
+        if manner == "recorded" and not (isinstance(model, Segmenter) and device.type == "cuda"):
+            raise ValueError(f"model is {name!r}; :recorded is for models of ours, on a GPU; leave it out")
+        training, inference = _train_and_infer(model, setting, device, seconds, manner, train)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -82,36 +89,18 @@ def measure_model(
 
 
 def _train_and_infer(
-    model: nn.Module, setting: Setting, device: torch.device, seconds: float, compiled: bool, train: bool
+    model: nn.Module, setting: Setting, device: torch.device, seconds: float, manner: str, train: bool
 ) -> tuple[Cost | None, Cost]:
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)
-    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=device.type == "cuda")
-    autocast = torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
-    # As each is trained: ours from coarse logits, others from those that they resize themselves.
-    network: Any = model.coarse if isinstance(model, Segmenter) else model
-    if compiled:
-        torch.compiler.reset()
-        network = torch.compile(network, dynamic=False)
 
-    def step() -> None:
-        with autocast:
-            losses = [_loss(logits, labels) for logits in outputs(network(images))]
-        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-        optimiser.zero_grad()
+    def autocast() -> torch.autocast:
+        return torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
 
-    training = None
-    if train:
-        step()  # makes the momentum, so that it counts as given
-        momentum = [state["momentum_buffer"] for state in optimiser.state.values()]
-        given = [images, labels, *model.parameters(), *model.buffers(), *momentum]
-        training = measure(step, given, device, seconds=seconds)
-
+    training = _training(copy.deepcopy(model), images, setting, autocast, seconds, manner) if train else None
     served: Any = folded(model) if isinstance(model, Segmenter) else model.eval()
     given = [images, *served.parameters(), *served.buffers()]
-    if compiled:
+    if manner == "compiled":
         torch.compiler.reset()
         if isinstance(served, Segmenter):
             compile_for_inference(served)
@@ -119,10 +108,50 @@ def _train_and_infer(
             served = torch.compile(served)
 
     def infer() -> Tensor:
-        with torch.inference_mode(), autocast:
+        with torch.inference_mode(), autocast():
             return outputs(served(images))[0]
 
     return training, measure(infer, given, device, seconds=seconds)
+
+
+def _training(
+    model: nn.Module,
+    images: Tensor,
+    setting: Setting,
+    autocast: Callable[[], torch.autocast],
+    seconds: float,
+    manner: str,
+) -> Cost:
+    """What a training step costs. Ours is trained as `caaseg train` does it, others from logits that they resize."""
+    device = images.device
+    labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)
+    optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=device.type == "cuda")
+    network: Any = model
+    if isinstance(model, Segmenter):
+        network = model.coarse
+        if device.type == "cuda" and manner != "compiled":
+            with_fused_normalisation(model)
+        if manner == "recorded":
+            network = recorded(model, images, autocast)
+    if manner == "compiled":
+        torch.compiler.reset()
+        network = torch.compile(network, dynamic=False)
+
+    def step() -> None:
+        with autocast():
+            losses = [_loss(logits, labels) for logits in outputs(network(images))]
+        torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        optimiser.zero_grad()
+
+    step()  # makes the momentum, so that it counts as given
+    momentum = [state["momentum_buffer"] for state in optimiser.state.values()]
+    given = [images, labels, *model.parameters(), *model.buffers(), *momentum]
+    cost = measure(step, given, device, seconds=seconds)
+    if manner == "recorded":  # what a recording works in counts as free between its replays
+        torch.cuda.empty_cache()
+        cost = cost._replace(peak_bytes=torch.cuda.memory_reserved(device))
+    return cost
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -148,7 +177,7 @@ def build(name: str, setting: Setting) -> nn.Module:
     if head not in HEADS or (family and head != "caa"):
         raise ValueError(
             f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa:grouped "
-            f"or one of {', '.join(HEADS)}, each with or without :compiled behind it"
+            f"or one of {', '.join(HEADS)}, each with or without :compiled behind it, ours also with :recorded"
         )
     options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
     return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)

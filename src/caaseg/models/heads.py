@@ -64,7 +64,7 @@ class AttentionHead(nn.Module):
 
     def forward(self, features: Tensor) -> HeadFeatures:
         norm = self.image_level[1]
-        if norm.training and type(norm) is nn.BatchNorm2d and features.shape[0] == 1:
+        if norm.training and isinstance(norm, nn.BatchNorm2d) and features.shape[0] == 1:
             raise ValueError(
                 "a batch of one image cannot be trained on: batch normalisation of the image-level branch needs two; "
                 "use two images or more a device, or keep batch normalisation in evaluation mode"

@@ -19,10 +19,11 @@ from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
 from caaseg.data.transforms import Augmentation, normalise
 from caaseg.metrics import ConfusionMatrix
 from caaseg.models import Prediction, Segmenter
+from caaseg.models.normalisation import with_fused_normalisation
+from caaseg.models.recording import recorded, untouched
 from caaseg.torchvision_compat import declare_missing_operators
 from caaseg.training.average import MovingAverage
 from caaseg.training.losses import learned_pixels, log_class_weights, part_of_loss
-from caaseg.training.recording import recorded, untouched
 from caaseg.training.schedule import learning_rate
 
 declare_missing_operators()  # lightning imports torchvision
@@ -117,6 +118,8 @@ class TrainingModule(L.LightningModule):
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
             self._coarse = torch.compile(self.model.coarse, dynamic=False)
+        if self.device.type == "cuda" and self.ranks == 1 and not recipe.compile:
+            with_fused_normalisation(self.model)
         if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
             self.rehearse()
             if recipe.cuda_graph:

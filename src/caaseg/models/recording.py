@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from caaseg.models import Prediction, Segmenter
+from caaseg.models.segmenter import Prediction, Segmenter
 
 
 class _Flat(nn.Module):

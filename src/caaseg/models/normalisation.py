@@ -1,0 +1,186 @@
+"""Batch normalisation in training, with the sum and the ReLU behind it, in few passes over the features.
+
+A residual network spends half of its training step on a GPU in these: torch reads and writes the features anew for the
+normalisation, for the sum with the shortcut and for ReLU, and as often on the way back. Here each pass does all there
+is to do: two over what is normalised going forward, two going back.
+"""
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from timm.models import FeatureDictNet
+from timm.models.resnet import BasicBlock, Bottleneck
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from caaseg.attention.channelized import HAS_TRITON
+
+PROGRAMS = 1056  # about enough for every GPU to be busy
+ELEMENTS = 4096  # of a map, that a program has at a time
+REPEATS = 4  # tiles of a program that looks at each value once
+
+
+def with_fused_normalisation(model: nn.Module) -> None:
+    """Have a model normalise in few passes while it is trained on a GPU, in place; weights and their names stay.
+
+    In evaluation, on a CPU, compiled or synchronised between GPUs it computes as before.
+    """
+    for parent in list(model.modules()):
+        if type(parent) in (BasicBlock, Bottleneck):
+            _fuse_block(parent)
+        elif isinstance(parent, nn.Sequential | FeatureDictNet):
+            children = list(parent.named_children())
+            for (_, norm), (name, activation) in pairwise(children):
+                if type(norm) is nn.BatchNorm2d and type(activation) is nn.ReLU:
+                    _fuse(norm, relu=True)
+                    setattr(parent, name, nn.Identity())
+            if children and type(children[-1][1]) is nn.BatchNorm2d:  # of a shortcut
+                _fuse(children[-1][1], relu=False)
+
+
+class FusedNorm(nn.BatchNorm2d):
+    """A batch normalisation, the sum with something if that is given, and ReLU where `relu` says so."""
+
+    relu: bool
+
+    def forward(self, features: Tensor, added: Tensor | None = None) -> Tensor:
+        if _applies(self, features, added):
+            assert self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            result: Tensor = _Normalise.apply(features, added, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
+            return result
+        result = super().forward(features)
+        if added is not None:
+            result = result + added
+        return result.relu() if self.relu else result
+
+
+class FusedBlock(BasicBlock):
+    """A basic block whose last normalisation takes the shortcut in."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        shortcut = features if self.downsample is None else self.downsample(features)
+        features = self.bn1(self.conv1(features))
+        result: Tensor = self.bn2(self.conv2(features), shortcut)
+        return result
+
+
+class FusedBottleneck(Bottleneck):
+    """A bottleneck whose last normalisation takes the shortcut in."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        shortcut = features if self.downsample is None else self.downsample(features)
+        features = self.bn2(self.conv2(self.bn1(self.conv1(features))))
+        result: Tensor = self.bn3(self.conv3(features), shortcut)
+        return result
+
+
+def _fuse(norm: nn.Module, *, relu: bool) -> None:
+    norm.__class__ = FusedNorm  # so that what refers to it, and its weights, stay
+    norm.relu = relu  # type: ignore[assignment]
+
+
+def _fuse_block(block: Any) -> None:
+    """A residual block that has nothing but convolutions, normalisations and ReLU in it."""
+    depth = 2 if isinstance(block, BasicBlock) else 3
+    norms = [getattr(block, f"bn{k}") for k in range(1, depth + 1)]
+    activations = [getattr(block, f"act{k}") for k in range(1, depth + 1)]
+    plain = all(type(norm) is nn.BatchNorm2d for norm in norms) and all(type(act) is nn.ReLU for act in activations)
+    others = (block.se, block.drop_path, block.drop_block, block.aa)
+    if not plain or not all(other is None or isinstance(other, nn.Identity) for other in others):
+        return
+    for norm in norms:
+        _fuse(norm, relu=True)
+    block.__class__ = FusedBlock if depth == 2 else FusedBottleneck
+
+
+def _applies(norm: FusedNorm, features: Tensor, added: Tensor | None) -> bool:
+    if not (HAS_TRITON and norm.training):
+        return False
+    from caaseg.attention import launching
+
+    return (
+        norm.affine
+        and norm.running_mean is not None
+        and norm.momentum is not None
+        and (features.is_cuda or launching.INTERPRETED)
+        and features.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and (added is None or (added.dtype == features.dtype and added.shape == features.shape))
+        and features.numel() > features.shape[1]  # of one pixel there is no deviation: torch says so
+        and not torch.compiler.is_compiling()
+    )
+
+
+class _Normalise(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, norm: FusedNorm
+    ) -> Tensor:
+        from caaseg.models import normalisation_kernels as kernels
+
+        features = features.contiguous(memory_format=torch.channels_last)
+        if added is not None:
+            added = added.contiguous(memory_format=torch.channels_last)
+        layout = _Layout(features)
+        rows, c = layout.rows, layout.channels
+        parts, moments = layout.parts(features), features.new_empty(2, c, dtype=torch.float32)
+        kernels.moments_kernel[layout.sums_grid](features, parts, rows, c, layout.share, **layout.blocks)
+        kernels.moments_end_kernel[layout.end_grid](
+            features, parts, moments, norm.running_mean, norm.running_var, parts.shape[1], rows, c,
+            float(norm.momentum or 0.0), norm.eps, block=64, block_c=16,
+        )  # fmt: skip
+        result = torch.empty_like(features)
+        kernels.normalise_kernel[layout.map_grid](
+            features, added, moments, weight, bias, result, rows, c,
+            summed=added is not None, relu=norm.relu, **layout.blocks, repeats=REPEATS,
+        )  # fmt: skip
+        ctx.relu, ctx.summed = norm.relu, added is not None
+        ctx.save_for_backward(features, result if ctx.relu and ctx.summed else None, moments, weight, bias)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from caaseg.models import normalisation_kernels as kernels
+
+        features, result, moments, weight, bias = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        layout = _Layout(features)
+        rows, c = layout.rows, layout.channels
+        parts, sums = layout.parts(features), torch.empty_like(moments)
+        # The shortcut's gradient is the incoming one where ReLU let it through; without ReLU there is nothing to write.
+        writes = ctx.summed and ctx.relu
+        passed = torch.empty_like(grad) if writes else grad
+        kernels.sums_kernel[layout.sums_grid](
+            grad, features, result, moments, weight, bias, passed, parts, rows, c, layout.share,
+            summed=writes, relu=ctx.relu, **layout.blocks,
+        )  # fmt: skip
+        kernels.sums_end_kernel[layout.end_grid](parts, sums, parts.shape[1], c, block=64, block_c=16)
+        grad_features = torch.empty_like(features)
+        kernels.spread_kernel[layout.map_grid](
+            passed, features, moments, weight, bias, sums, grad_features, rows, c,
+            masked=ctx.relu and not writes, **layout.blocks, repeats=REPEATS,
+        )  # fmt: skip
+        grad_bias, grad_weight = sums.to(weight.dtype)
+        return grad_features, passed if ctx.summed else None, grad_weight, grad_bias, None
+
+
+class _Layout:
+    """How a map is cut for programs."""
+
+    def __init__(self, features: Tensor) -> None:
+        n, c, height, width = features.shape
+        self.rows, self.channels = n * height * width, c
+        block_c = min(max(1 << (c - 1).bit_length(), 16), 128)
+        block = ELEMENTS // block_c
+        across = -(-c // block_c)
+        tiles = -(-self.rows // block)
+        self.share = -(-tiles // max(PROGRAMS // across, 1)) * block  # rows
+        self.blocks = {"block": block, "block_c": block_c}
+        self.sums_grid = (-(-self.rows // self.share), across)
+        self.map_grid = (-(-tiles // REPEATS), across)
+        self.end_grid = (-(-c // 16),)
+
+    def parts(self, features: Tensor) -> Tensor:
+        return features.new_empty(2, self.sums_grid[0], self.channels, dtype=torch.float32)

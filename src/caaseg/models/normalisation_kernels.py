@@ -1,0 +1,232 @@
+"""Triton kernels of `normalisation`. A map is (rows, C): pixel after pixel, channels last.
+
+One program sums some rows of some channels into a place of its own, and a second kernel adds these places up: results
+are the same from run to run. What a kernel wrote last the next one reads first, from the cache.
+"""
+
+import triton.language as tl
+
+from caaseg.attention.launching import Kernel, jit
+
+
+@jit
+def _tile(pointer: tl.tensor, row: tl.tensor, rows: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tensor:
+    """Some rows by some channels, zeros beyond the ends."""
+    inside = (row < rows)[:, None] & (channel < channels)[None, :]
+    return tl.load(pointer + row.to(tl.int64)[:, None] * channels + channel[None, :], inside, other=0.0).to(tl.float32)
+
+
+@jit
+def _put(
+    pointer: tl.tensor, tile: tl.tensor, row: tl.tensor, rows: tl.tensor, channel: tl.tensor, channels: tl.tensor
+) -> None:
+    inside = (row < rows)[:, None] & (channel < channels)[None, :]
+    where = pointer + row.to(tl.int64)[:, None] * channels + channel[None, :]
+    tl.store(where, tile.to(pointer.dtype.element_ty), inside)
+
+
+@jit
+def _of(pointer: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tensor:
+    """Numbers of some channels."""
+    return tl.load(pointer + channel, channel < channels, other=0.0).to(tl.float32)
+
+
+@Kernel
+def moments_kernel(
+    given: tl.tensor,  # (rows, C)
+    parts: tl.tensor,  # (2, programs, C) float32: sums of x - x0 and of its squares, x0 the first row
+    rows: tl.tensor,
+    channels: tl.tensor,
+    share: tl.tensor,  # rows of one program
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """Sums of some rows. Taken from x - x0 they do not cancel: x0 is no further from the mean than any other value."""
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    shift = _of(given, channel, channels)[None, :]
+    total = tl.zeros([block, block_c], tl.float32)
+    squares = tl.zeros([block, block_c], tl.float32)
+    for first in range(part * share, tl.minimum((part + 1) * share, rows), block):
+        row = first + tl.arange(0, block)
+        tile = tl.where((row < rows)[:, None], _tile(given, row, rows, channel, channels) - shift, 0.0)
+        total += tile
+        squares += tile * tile
+    where = parts + part * channels + channel
+    tl.store(where, tl.sum(total, 0), channel < channels)
+    tl.store(where + tl.num_programs(0) * channels, tl.sum(squares, 0), channel < channels)
+
+
+@jit
+def _added_up(
+    parts: tl.tensor,
+    number: tl.tensor,
+    channel: tl.tensor,
+    channels: tl.tensor,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> tl.tensor:
+    total = tl.zeros([block, block_c], tl.float32)
+    for first in range(0, number, block):
+        total += _tile(parts, first + tl.arange(0, block), number, channel, channels)
+    return tl.sum(total, 0)
+
+
+@Kernel
+def moments_end_kernel(
+    given: tl.tensor,
+    parts: tl.tensor,
+    moments: tl.tensor,  # (2, C) float32: mean, and 1 / deviation
+    running_mean: tl.tensor,  # (C,), moved towards the mean
+    running_var: tl.tensor,
+    number: tl.tensor,  # of parts
+    rows: tl.tensor,
+    channels: tl.tensor,
+    momentum: tl.tensor,
+    epsilon: tl.tensor,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """Mean and deviation from the sums of all parts, and the running statistics."""
+    channel = tl.program_id(0) * block_c + tl.arange(0, block_c)
+    inside = channel < channels
+    offset = _added_up(parts, number, channel, channels, block, block_c) / rows
+    squares = _added_up(parts + number * channels, number, channel, channels, block, block_c) / rows
+    mean = _of(given, channel, channels) + offset
+    variance = tl.maximum(squares - offset * offset, 0.0)
+    tl.store(moments + channel, mean, inside)
+    tl.store(moments + channels + channel, tl.div_rn(1.0, tl.sqrt_rn(variance + epsilon)), inside)
+    before_mean, before_var = _of(running_mean, channel, channels), _of(running_var, channel, channels)
+    unbiased = variance * (rows / (rows - 1.0))
+    after_mean = before_mean + momentum * (mean - before_mean)
+    after_var = before_var + momentum * (unbiased - before_var)
+    tl.store(running_mean + channel, after_mean.to(running_mean.dtype.element_ty), inside)
+    tl.store(running_var + channel, after_var.to(running_var.dtype.element_ty), inside)
+
+
+@jit
+def _normalised(
+    tile: tl.tensor, moments: tl.tensor, weight: tl.tensor, bias: tl.tensor, channel: tl.tensor, channels: tl.tensor
+) -> tl.tensor:
+    """What is normalised, and the same with weight and bias."""
+    mean, scale = _of(moments, channel, channels), _of(moments + channels, channel, channels)
+    standard = (tile - mean[None, :]) * scale[None, :]
+    return standard, standard * _of(weight, channel, channels)[None, :] + _of(bias, channel, channels)[None, :]
+
+
+@Kernel
+def normalise_kernel(
+    given: tl.tensor,  # (rows, C)
+    added: tl.tensor,  # (rows, C), where summed
+    moments: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    result: tl.tensor,  # (rows, C)
+    rows: tl.tensor,
+    channels: tl.tensor,
+    summed: tl.constexpr,
+    relu: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    repeats: tl.constexpr,
+) -> None:
+    """The result: normalised, with what is added, behind ReLU."""
+    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    for step in range(repeats):
+        row = (tl.program_id(0) * repeats + step) * block + tl.arange(0, block)
+        _, tile = _normalised(_tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels)
+        if summed:
+            tile += _tile(added, row, rows, channel, channels)
+        if relu:
+            tile = tl.maximum(tile, 0.0)
+        _put(result, tile, row, rows, channel, channels)
+
+
+@Kernel
+def sums_kernel(
+    grad: tl.tensor,  # (rows, C), of the result
+    given: tl.tensor,
+    result: tl.tensor,
+    moments: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    passed: tl.tensor,  # (rows, C): the gradient that ReLU lets through, where summed
+    parts: tl.tensor,  # (2, programs, C) float32: sums of that gradient, and of its product with what was normalised
+    rows: tl.tensor,
+    channels: tl.tensor,
+    share: tl.tensor,
+    summed: tl.constexpr,
+    relu: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """The sums of some rows that the gradients of weight, bias and features are made of."""
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    total = tl.zeros([block, block_c], tl.float32)
+    products = tl.zeros([block, block_c], tl.float32)
+    for first in range(part * share, tl.minimum((part + 1) * share, rows), block):
+        row = first + tl.arange(0, block)
+        incoming = _tile(grad, row, rows, channel, channels)
+        standard, before = _normalised(
+            _tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels
+        )
+        if relu:
+            # Without a sum the sign is known again without reading the result.
+            sign = _tile(result, row, rows, channel, channels) if summed else before
+            incoming = tl.where(sign > 0, incoming, 0.0)
+        if summed:
+            _put(passed, incoming, row, rows, channel, channels)
+        total += incoming
+        products += incoming * standard
+    where = parts + part * channels + channel
+    tl.store(where, tl.sum(total, 0), channel < channels)
+    tl.store(where + tl.num_programs(0) * channels, tl.sum(products, 0), channel < channels)
+
+
+@Kernel
+def sums_end_kernel(
+    parts: tl.tensor,
+    sums: tl.tensor,  # (2, C): gradients of bias and weight
+    number: tl.tensor,
+    channels: tl.tensor,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """The gradients of bias and weight, from the sums of all parts."""
+    channel = tl.program_id(0) * block_c + tl.arange(0, block_c)
+    for k in tl.static_range(2):
+        total = _added_up(parts + k * number * channels, number, channel, channels, block, block_c)
+        tl.store(sums + k * channels + channel, total, channel < channels)
+
+
+@Kernel
+def spread_kernel(
+    grad: tl.tensor,  # (rows, C): of the result, or what ReLU let through where summed
+    given: tl.tensor,
+    moments: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    sums: tl.tensor,  # (2, C)
+    grad_given: tl.tensor,  # (rows, C)
+    rows: tl.tensor,
+    channels: tl.tensor,
+    masked: tl.constexpr,  # ReLU's mask is still to be applied
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    repeats: tl.constexpr,
+) -> None:
+    """The gradient of what was normalised: less its own mean, and less its part along what was normalised."""
+    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    mean = (_of(sums, channel, channels) / rows)[None, :]
+    along = (_of(sums + channels, channel, channels) / rows)[None, :]
+    factor = (_of(weight, channel, channels) * _of(moments + channels, channel, channels))[None, :]
+    for step in range(repeats):
+        row = (tl.program_id(0) * repeats + step) * block + tl.arange(0, block)
+        incoming = _tile(grad, row, rows, channel, channels)
+        standard, before = _normalised(
+            _tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels
+        )
+        if masked:
+            incoming = tl.where(before > 0, incoming, 0.0)
+        _put(grad_given, factor * (incoming - mean - standard * along), row, rows, channel, channels)

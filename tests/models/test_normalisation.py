@@ -1,0 +1,124 @@
+"""Normalisation, sum and ReLU in few passes: what torch's own modules give. Where there is no GPU, interpreted."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import caaseg
+
+pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels here, is not installed")
+
+from caaseg.attention import launching
+from caaseg.models import normalisation
+from caaseg.models.normalisation import FusedNorm, with_fused_normalisation
+
+pytestmark = pytest.mark.skipif(
+    not (launching.INTERPRETED or torch.cuda.is_available()),
+    reason="no GPU, and TRITON_INTERPRET=1 came too late",
+)
+
+DEVICE = "cpu" if launching.INTERPRETED else "cuda"
+SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
+
+
+def norm_of(channels: int) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(channels, eps=1e-3, momentum=0.3)
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    nn.init.normal_(norm.bias)
+    assert norm.running_mean is not None
+    nn.init.normal_(norm.running_mean)
+    return norm.to(DEVICE)
+
+
+def run(norm: nn.Module, given: list[Tensor], cotangent: Tensor, relu: bool) -> list[Tensor]:
+    """Result and gradients by torch's own functions, or by the fused module."""
+    given = [tensor.detach().clone().requires_grad_() for tensor in given]
+    if isinstance(norm, FusedNorm):
+        result = norm(*given)
+    else:
+        result = norm(given[0]) + (given[1] if len(given) > 1 else 0)
+        result = result.relu() if relu else result
+    return [result, *torch.autograd.grad(result, [*given, *norm.parameters()], cotangent)]
+
+
+@pytest.mark.parametrize("relu", [True, False])
+@pytest.mark.parametrize("summed", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((2, 20, 5, 7), torch.float32), ((1, 130, 3, 3), torch.float32), ((3, 16, 33, 40), torch.bfloat16)],
+    ids=str,
+)
+def test_result_gradients_and_statistics_are_those_of_float64(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, summed: bool, relu: bool
+) -> None:
+    norm = norm_of(shape[1])
+    wide, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    normalisation._fuse(fused, relu=relu)
+    # A mean far from zero, where sums of plain squares would cancel.
+    given = [(torch.randn(shape) * 2 + 30).to(DEVICE, dtype), torch.randn(shape).to(DEVICE, dtype)][: 1 + summed]
+    cotangent = torch.randn(shape).to(DEVICE, dtype)
+    found = run(fused, given, cotangent, relu)
+    own = run(copy.deepcopy(norm), given, cotangent, relu)
+    expected = run(wide, [tensor.double() for tensor in given], cotangent.double(), relu)
+    for ours, torchs, exact in zip(found, own, expected, strict=True):
+        ours_off, torchs_off = ((one.double() - exact).norm() / exact.norm() for one in (ours, torchs))
+        assert ours_off < max(2 * torchs_off, 1e-5 if dtype == torch.float32 else 2e-2)
+        assert ours.dtype == torchs.dtype
+    assert found[0].is_contiguous(memory_format=torch.channels_last)
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        torch.testing.assert_close(getattr(fused, name).double(), getattr(wide, name).double(), rtol=1e-5, atol=1e-5)
+
+
+def test_in_evaluation_it_is_the_plain_module() -> None:
+    norm = norm_of(6)
+    fused = copy.deepcopy(norm).eval()
+    normalisation._fuse(fused, relu=True)
+    features, added = torch.randn(2, 2, 6, 3, 4, device=DEVICE)
+    before = fused.running_mean.clone()  # type: ignore[union-attr]
+    assert torch.equal(fused(features, added), (norm.eval()(features) + added).relu())
+    assert torch.equal(fused.running_mean, before)  # type: ignore[arg-type]
+
+
+def test_one_pixel_is_refused_as_torch_does() -> None:
+    fused = norm_of(6)
+    normalisation._fuse(fused, relu=True)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        fused(torch.randn(1, 6, 1, 1, device=DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("head", "backbone"), [("caa", "test_resnet"), ("fcn", "resnet18"), ("danet", "test_efficientnet")]
+)
+def test_a_model_learns_the_same(head: str, backbone: str) -> None:
+    torch.manual_seed(0)
+    model = caaseg.create_model(head, backbone=backbone, aux=True, **SMALL).to(DEVICE).train()  # type: ignore[arg-type]
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    fused = copy.deepcopy(model)
+    with_fused_normalisation(fused)
+    assert not [module for module in fused.modules() if type(module) is nn.BatchNorm2d]  # none was left out
+    assert not {"BasicBlock", "Bottleneck"} & {type(module).__name__ for module in fused.modules()}
+    assert any(isinstance(module, FusedNorm) for module in fused.modules())
+    images, found = torch.randn(2, 3, 40, 51, device=DEVICE), []
+    for network in (model, fused):
+        logits = network(images).logits
+        logits.square().mean().backward()
+        found.append([logits, *(parameter.grad for parameter in network.parameters() if parameter.grad is not None)])
+    for expected, ours in zip(*found, strict=True):
+        assert (ours - expected).norm() <= 1e-3 * expected.norm() + 1e-6
+    states = model.state_dict(), fused.state_dict()
+    assert states[0].keys() == states[1].keys()
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_it_is_the_same_bit_for_bit() -> None:
+    fused = norm_of(20)
+    normalisation._fuse(fused, relu=True)
+    given, cotangent = [torch.randn(3, 20, 9, 8, device=DEVICE)], torch.randn(3, 20, 9, 8, device=DEVICE)
+    first = run(fused, given, cotangent, True)
+    for _ in range(2 if launching.INTERPRETED else 50):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(fused, given, cotangent, True), strict=True))
