@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import caaseg
+from caaseg.models import folding
 from caaseg.models.folding import PlainBlock, compile_for_inference, folded
 
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
@@ -65,6 +66,16 @@ def test_compiled_for_inference_it_gives_the_same_numbers() -> None:
         found = [served(images).logits for images in pictures]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0  # it did compile
+
+
+def test_a_large_convolution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = caaseg.create_model("caa", backbone="test_resnet", **SMALL).double()  # type: ignore[arg-type]
+    set_at_random(model)
+    served, images = folded(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
+    with torch.no_grad():
+        expected = served(images).logits
+        monkeypatch.setattr(folding, "CACHED", 700)  # so that most are more than that
+        torch.testing.assert_close(served(images).logits, expected)
 
 
 def test_a_resnet_is_convolutions_alone() -> None:

@@ -24,7 +24,7 @@ REPEATS = 4  # tiles of a program that looks at each value once
 def with_fused_normalisation(model: nn.Module) -> None:
     """Have a model normalise in few passes while it is trained on a GPU, in place; weights and their names stay.
 
-    In evaluation, on a CPU, compiled or synchronised between GPUs it computes as before.
+    In evaluation, on a CPU, compiled, synchronised between GPUs or not channels last it computes as before.
     """
     for parent in list(model.modules()):
         if type(parent) in (BasicBlock, Bottleneck):
@@ -106,6 +106,7 @@ def _applies(norm: FusedNorm, features: Tensor, added: Tensor | None) -> bool:
         and norm.momentum is not None
         and (features.is_cuda or launching.INTERPRETED)
         and features.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and features.is_contiguous(memory_format=torch.channels_last)
         and (added is None or (added.dtype == features.dtype and added.shape == features.shape))
         and features.numel() > features.shape[1]  # of one pixel there is no deviation: torch says so
         and not torch.compiler.is_compiling()
@@ -119,7 +120,6 @@ class _Normalise(torch.autograd.Function):
     ) -> Tensor:
         from caaseg.models import normalisation_kernels as kernels
 
-        features = features.contiguous(memory_format=torch.channels_last)
         if added is not None:
             added = added.contiguous(memory_format=torch.channels_last)
         layout = _Layout(features)
