@@ -33,6 +33,8 @@ class Architecture:
     """Whether an auxiliary branch on the backbone's feature is trained along."""
     decoder: bool = False
     """Whether the simple decoder refines the result at stride 4."""
+    decoder_channels: int = 256
+    """Channels of the decoder's result; it computes most of what a small network does."""
     multi_grid: tuple[int, ...] | None = None
     """Dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4)."""
     resnet_variant: ResNetVariant = "standard"
@@ -72,7 +74,7 @@ class Architecture:
                 raise ValueError(
                     f"stages is {self.stages}, but resnet_variant authors is the paper's network, whole; leave out one"
                 )
-        _whole(self, 1, 65_536, "channels", "key_channels", "gate_width", "groups")
+        _whole(self, 1, 65_536, "channels", "key_channels", "gate_width", "groups", "decoder_channels")
         _whole(self, 1, 100, "gate_layers")
         if self.multi_grid is not None and not all(_is_whole(factor, 1, 1000) for factor in self.multi_grid):
             raise ValueError(f"multi_grid is {self.multi_grid}; expected whole numbers from 1, one a block, or none")

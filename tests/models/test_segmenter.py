@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,15 @@ SMALL: dict[str, Any] = {"num_classes": 5, "channels": 16, "key_channels": 4, "g
 def build(head: str, backbone: str = "test_resnet", **options: Any) -> caaseg.Segmenter:
     torch.manual_seed(0)
     return caaseg.create_model(head, backbone=backbone, **{**SMALL, **options})
+
+
+def test_a_narrow_decoder_is_a_smaller_model(tmp_path: Path) -> None:
+    wide, narrow = (build("caa", "test_resnet", decoder=True, **options) for options in ({}, {"decoder_channels": 24}))
+    assert (wide.classifier.in_channels, narrow.classifier.in_channels) == (256, 24)
+    assert sum(p.numel() for p in narrow.parameters()) < sum(p.numel() for p in wide.parameters()) / 2
+    narrow.save_pretrained(tmp_path)
+    images = torch.randn(1, 3, 41, 33)
+    assert torch.equal(caaseg.load_model(tmp_path)(images).logits, narrow.eval()(images).logits)
 
 
 @pytest.mark.parametrize("stride", [8, 16])

@@ -142,7 +142,7 @@ def benchmark_model(
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
             torchvision:fcn or torchvision:deeplabv3, smp:NAME for one of segmentation_models_pytorch where that is
             installed; :compiled behind a name compiles it first; :recorded behind one of ours replays its training step
-            as recipes with cuda_graph do; comma-separated.
+            as recipes with cuda_graph do, :plain trains it with torch's own normalisation; comma-separated.
         backbone: of all of them.
         output_stride: of all of them; torchvision's are built for 8.
         batch: images a step.

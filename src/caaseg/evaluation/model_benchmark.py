@@ -17,6 +17,8 @@ from caaseg.models.recording import recorded
 from caaseg.models.resize import resize
 from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
+MANNERS = ("compiled", "recorded", "plain")
+
 
 class Setting(NamedTuple):
     """What all models of one comparison share."""
@@ -57,7 +59,8 @@ def measure_model(
     Args:
         name: a head of ours, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:" and the name of a
             model of segmentation_models_pytorch; ":compiled" behind it has torch.compile at it first, ":recorded"
-            behind one of ours replays its training step as recipes with cuda_graph do.
+            behind one of ours replays its training step as recipes with cuda_graph do, ":plain" trains it with torch's
+            own normalisation.
         setting: backbone, sizes and dtype.
         device: where.
         seconds: about how long to repeat each of the two.
@@ -65,9 +68,11 @@ def measure_model(
     """
     training: Cost | None
     inference: Cost | None
-    plain, _, manner = name.rpartition(":") if name.endswith((":compiled", ":recorded")) else (name, "", "")
+    bare, _, manner = name.rpartition(":")
+    if manner not in MANNERS:
+        bare, manner = name, ""
     try:
-        model = build(plain, setting).to(device)
+        model = build(bare, setting).to(device)
         if manner == "recorded" and not (isinstance(model, Segmenter) and device.type == "cuda"):
             raise ValueError(f"model is {name!r}; :recorded is for models of ours, on a GPU; leave it out")
         training, inference = _train_and_infer(model, setting, device, seconds, manner, train)
@@ -129,7 +134,7 @@ def _training(
     network: Any = model
     if isinstance(model, Segmenter):
         network = model.coarse
-        if device.type == "cuda" and manner != "compiled":
+        if device.type == "cuda" and manner not in ("compiled", "plain"):
             with_fused_normalisation(model)
         if manner == "recorded":
             network = recorded(model, images, autocast)
@@ -177,7 +182,7 @@ def build(name: str, setting: Setting) -> nn.Module:
     if head not in HEADS or (family and head != "caa"):
         raise ValueError(
             f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa:grouped "
-            f"or one of {', '.join(HEADS)}, each with or without :compiled behind it, ours also with :recorded"
+            f"or one of {', '.join(HEADS)}, each with or without :compiled behind it, ours with :recorded or :plain too"
         )
     options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
     return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)

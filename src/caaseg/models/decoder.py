@@ -6,7 +6,6 @@ from caaseg.attention.projection import projection
 from caaseg.models.resize import resize
 
 FINE_CHANNELS = 48
-CHANNELS = 256
 
 
 class SimpleDecoder(nn.Module):
@@ -15,19 +14,20 @@ class SimpleDecoder(nn.Module):
     Args:
         in_channels: channels of the head's feature.
         fine_channels: channels of the backbone's stride-4 feature.
+        channels: channels of the result, 256 in the paper.
     """
 
-    def __init__(self, in_channels: int, fine_channels: int) -> None:
+    def __init__(self, in_channels: int, fine_channels: int, channels: int = 256) -> None:
         super().__init__()
         self.fine = projection(fine_channels, FINE_CHANNELS)
         self.refine = nn.Sequential(
-            projection(in_channels + FINE_CHANNELS, CHANNELS, kernel_size=3),
-            projection(CHANNELS, CHANNELS, kernel_size=3),
+            projection(in_channels + FINE_CHANNELS, channels, kernel_size=3),
+            projection(channels, channels, kernel_size=3),
         )
-        self.out_channels = CHANNELS
+        self.out_channels = channels
 
     def forward(self, features: Tensor, fine: Tensor) -> Tensor:
-        """(N, in_channels, h, w) and (N, fine_channels, H/4, W/4) -> (N, 256, H/4, W/4)."""
+        """(N, in_channels, h, w) and (N, fine_channels, H/4, W/4) -> (N, channels, H/4, W/4)."""
         upsampled = resize(features, fine.shape[2:])
         refined: Tensor = self.refine(cat([upsampled, self.fine(fine)], dim=1))
         return refined

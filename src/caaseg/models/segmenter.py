@@ -50,7 +50,7 @@ class Segmenter(nn.Module, HubModel):
         )
         coarse, fine = self.backbone.coarse_channels, self.backbone.fine_channels
         self.head = HEADS[config.head](coarse, config)
-        self.decoder = None if fine is None else SimpleDecoder(self.head.out_channels, fine)
+        self.decoder = None if fine is None else SimpleDecoder(self.head.out_channels, fine, config.decoder_channels)
         decoded = self.head.out_channels if self.decoder is None else self.decoder.out_channels
         self.classifier = classifier(decoded, config.num_classes)
         self.branch_classifiers = nn.ModuleDict(
