@@ -235,7 +235,7 @@ class Recipe:
     compile: bool = False
     """Compile the network with torch.compile."""
     cuda_graph: bool = False
-    """Record the network's step once and replay it, on one GPU: launching its kernels then takes no time."""
+    """Record the network's step once and replay it, where there is one GPU: launching kernels then takes no time."""
     deterministic: bool = False
     """Use deterministic algorithms alone: two runs give identical weights."""
     seed: int = 0

@@ -161,6 +161,25 @@ def test_the_paper_s_gate_in_one_launch_is_the_module() -> None:
     assert len(seen) == 1  # what is hooked to a module is called
 
 
+def test_a_gate_whose_layers_were_changed_is_asked_itself() -> None:
+    pooled = torch.randn(2, 7, 20, device=DEVICE)
+    gate = ChannelGate(20, width=24).to(DEVICE)
+    gate.hidden[0].register_forward_hook(lambda module, given, answer: answer + 1)
+    with torch.no_grad():
+        torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+    gate = ChannelGate(20, width=24).to(DEVICE)
+    gate.hidden[1] = torch.nn.Sequential(gate.hidden[1], torch.nn.Tanh())
+    with torch.no_grad():
+        torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+
+
+def test_second_derivatives_are_refused() -> None:
+    maps, gates, cotangent = draw((3, 4), torch.float32)
+    (grad,) = torch.autograd.grad(attend(maps, gates, "fused"), maps[2:], cotangent, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(grad.square().sum(), maps)
+
+
 def test_a_gate_too_wide_for_one_launch_is_asked_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_launch_gate", None)
     for width, dtype in ((129, torch.float32), (257, torch.bfloat16)):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from caaseg.cli import main
+from caaseg.evaluation import model_benchmark
 from caaseg.evaluation.model_benchmark import ModelCost, Setting, build, outputs
 
 SETTING = Setting(backbone="resnet50", output_stride=8, batch=2, size=(33, 41), num_classes=4, dtype="float32")
@@ -80,6 +81,16 @@ def test_of_two_measurements_the_faster_counts() -> None:
         "caa", (33, 33), 3.0, 7, 4.0, 5,
     )  # fmt: skip
     assert first.or_faster(first._replace(training_images_per_second=1.0)) == first
+
+
+def test_where_training_does_not_fit_inference_is_still_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(model_benchmark, "_training", too_large)
+    cost = model_benchmark.measure_model("fcn", SETTING, torch.device("cpu"), seconds=0)
+    assert cost.training_images_per_second is None
+    assert (cost.inference_images_per_second or 0) > 0
 
 
 def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:

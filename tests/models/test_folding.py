@@ -9,6 +9,7 @@ from torch import nn
 import caaseg
 from caaseg.models import folding
 from caaseg.models.folding import PlainBlock, compile_for_inference, folded
+from caaseg.models.normalisation import with_fused_normalisation
 
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 
@@ -66,6 +67,17 @@ def test_compiled_for_inference_it_gives_the_same_numbers() -> None:
         found = [served(images).logits for images in pictures]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0  # it did compile
+
+
+@pytest.mark.parametrize(("head", "backbone"), [("fcn", "resnet18"), ("caa", "test_efficientnet")])
+def test_a_model_that_was_trained_with_fused_normalisation_folds_too(head: str, backbone: str) -> None:
+    model = caaseg.create_model(head, backbone=backbone, **SMALL).double()  # type: ignore[arg-type]
+    set_at_random(model)
+    images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
+    with torch.no_grad():
+        expected = model.eval()(images).logits
+        with_fused_normalisation(model)
+        torch.testing.assert_close(folded(model)(images).logits, expected)
 
 
 def test_a_large_convolution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,28 @@ def test_result_gradients_and_statistics_are_those_of_float64(
         torch.testing.assert_close(getattr(fused, name).double(), getattr(wide, name).double(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_first_pixel_far_from_all_others_does_not_spoil_the_statistics() -> None:
+    norm = norm_of(16)
+    fused = copy.deepcopy(norm)
+    normalisation._fuse(fused, relu=True)
+    features = drawn((4, 16, 48, 48))
+    features[0, :, 0, 0] += 100
+    fused(features)
+    expected = norm.double()
+    expected(features.double())
+    torch.testing.assert_close(fused.running_var.double(), expected.running_var, rtol=1e-4, atol=0)  # type: ignore[union-attr]
+
+
+def test_what_is_not_a_number_is_passed_on() -> None:
+    fused = norm_of(6)
+    normalisation._fuse(fused, relu=True)
+    features = drawn((2, 6, 3, 4))
+    features[1, 2, 0, 0] = torch.nan
+    found = fused(features)
+    assert found[:, 2].isnan().all()
+    assert found[:, [0, 1, 3, 4, 5]].isfinite().all()
+
+
 def test_in_evaluation_it_is_the_plain_module() -> None:
     norm = norm_of(6)
     fused = copy.deepcopy(norm).eval()

@@ -14,6 +14,13 @@ from caaseg.reports.sheet import overlay
 PALETTE = ((10, 20, 30), (200, 0, 0), (0, 200, 0))
 
 
+def test_the_note_of_a_picture_above_pillow_s_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_labels(np.zeros((9, 9), np.uint8), [(0, 0, 0)], tmp_path / "a.png", "made")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    assert note_in(tmp_path / "a.png") == "made"
+    assert Image.MAX_IMAGE_PIXELS == 10
+
+
 def test_labels_are_an_indexed_png_of_class_ids(tmp_path: Path) -> None:
     labels = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
     save_labels(labels, PALETTE, tmp_path / "a.png", "made by hand")

@@ -9,6 +9,7 @@ from PIL import Image
 from caaseg.cli import main
 from caaseg.data.sample import IGNORE
 from caaseg.data.scenes import Scenes
+from caaseg.reports.draw import save
 from caaseg.reports.sheet import draw_sheet, overlay
 
 CAMVID = Path(__file__).parents[2].parent / "shared" / "data" / "camvid"
@@ -35,6 +36,13 @@ def test_a_sheet_names_its_samples_and_the_classes_seen_alone() -> None:
     assert [title for title in titles if title] == [sample.name for sample in samples]
     assert sum(len(axes.images) for axes in figure.axes) == 6
     assert figure.get_suptitle() == "three"
+
+
+def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+    sample = Scenes(length=1, size=(64, 64))[0]._replace(name="shot_$1_$2_")
+    classes = ["cost $x_$ y"] * 10
+    save(draw_sheet([sample], classes, [(k, k, k) for k in range(10)], "one $ and $_ another"), tmp_path / "sheet.png")
+    assert (tmp_path / "sheet.png").stat().st_size > 1000
 
 
 def test_scenes_are_shown_without_a_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

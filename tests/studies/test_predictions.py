@@ -210,6 +210,21 @@ def test_a_repeated_command_does_what_is_missing_and_nothing_else(
     assert (place / "out/probabilities/b/x.npy").exists()
 
 
+def test_what_was_asked_for_before_is_kept(model: Path, place: Path) -> None:
+    words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--json", "out.json"]
+    kept = place / "out/probabilities/y.npy"
+    assert predict(model, *words, "--probabilities") == 0
+    before = kept.stat().st_mtime_ns
+    assert predict(model, *words, "--compare-grids") == 0
+    assert kept.stat().st_mtime_ns == before
+    (place / "out/overlays/y.jpg").unlink()
+    assert predict(model, *words) == 0  # makes it again
+    assert predict(model, *words, "--probabilities", "--compare-grids") == 0
+    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    assert picture["there_already"]
+    assert 0 < picture["grid_disagreement"] < 1
+
+
 def test_another_model_or_other_options_into_one_folder_are_an_error(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

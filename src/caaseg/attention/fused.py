@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from caaseg.attention import gate_kernels, kernels, launching, long_kernels
 from caaseg.attention.gate import ChannelGate, Gate, ask
@@ -336,6 +336,7 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(keys, values, gate, sums)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         return _gather_gradients(_launch_gather_backward, ctx, *grads)
 
@@ -365,6 +366,7 @@ class _Scale(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         return _scale_gradients(_launch_scale_backward, ctx, grad)
 
@@ -383,6 +385,7 @@ class _Gate(torch.autograd.Function):
         return gates
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         pooled, gates, states, *weights = ctx.saved_tensors
         grad_pooled, grads = _launch_gate_backward(grad.contiguous(), pooled, gates, states, weights, ctx.slope)
@@ -438,10 +441,16 @@ def _ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
 
 
 def _plain(gate: Gate, dtype: torch.dtype) -> bool:
-    """Whether a gate is the paper's own, with nothing hooked to it, and its layers fit a GPU's fast memory."""
-    if type(gate) is not ChannelGate or gate._forward_hooks or gate._forward_pre_hooks:
+    """Whether a gate is the paper's own, with nothing hooked to it or changed, and fits a GPU's fast memory."""
+    if type(gate) is not ChannelGate or _is_hooked(gate):
+        return False
+    if not all(type(layer) is nn.Linear and not _is_hooked(layer) for layer in (*gate.hidden, gate.last)):
         return False
     return gate.last.in_features <= WIDEST_GATE // dtype.itemsize
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _learned(*tensors: Tensor | None) -> bool:

@@ -36,7 +36,11 @@ class Kernel:
         if INTERPRETED:
             self.function[grid](*arguments, **constants)
             return
-        device = torch.cuda.current_device()
+        device = arguments[0].device.index  # the first is always a tensor
+        if device != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._launch(grid, *arguments, **constants)
+            return
         key = (device, *constants.values(), *map(_kind, arguments))
         known = self._compiled.get(key)
         if known is None:

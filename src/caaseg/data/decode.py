@@ -84,7 +84,7 @@ def _opened(
         if not path.is_file():
             found = "no such file" if not path.exists() else "not a plain file"
             raise BadFileError(f"{path}: {found}; expected {what}")
-        with _pillow_allowing(max_pixels), Image.open(path, formats=formats) as image:
+        with pillow_allowing(max_pixels), Image.open(path, formats=formats) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
@@ -105,7 +105,7 @@ def _opened(
 
 
 @contextmanager
-def _pillow_allowing(max_pixels: int) -> Iterator[None]:
+def pillow_allowing(max_pixels: int) -> Iterator[None]:
     """Pillow's own limit out of the way where ours was raised above it; it knows one for all images."""
     before = Image.MAX_IMAGE_PIXELS
     if before is not None and max_pixels > before:

@@ -3,6 +3,7 @@
 import copy
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -66,23 +67,15 @@ def measure_model(
         seconds: about how long to repeat each of the two.
         train: whether training is measured too.
     """
-    training: Cost | None
-    inference: Cost | None
     bare, _, manner = name.rpartition(":")
     if manner not in MANNERS:
         bare, manner = name, ""
-    try:
-        model = build(bare, setting).to(device)
-        if manner == "recorded" and not (isinstance(model, Segmenter) and device.type == "cuda"):
-            raise ValueError(f"model is {name!r}; :recorded is for models of ours, on a GPU; leave it out")
-        training, inference = _train_and_infer(model, setting, device, seconds, manner, train)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        training = inference = None
-    gc.collect()  # a model and its optimiser may refer to each other
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    model = build(bare, setting).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if manner == "recorded" and not (isinstance(model, Segmenter) and device.type == "cuda"):
+        raise ValueError(f"model is {name!r}; :recorded is for models of ours, on a GPU; leave it out")
+    images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
+    training = _if_it_fits(lambda: _training(copy.deepcopy(model), images, setting, seconds, manner)) if train else None
+    inference = _if_it_fits(lambda: _inference(model, images, setting, seconds, manner))
     return ModelCost(
         model=name,
         size=setting.size,
@@ -93,16 +86,25 @@ def measure_model(
     )
 
 
-def _train_and_infer(
-    model: nn.Module, setting: Setting, device: torch.device, seconds: float, manner: str, train: bool
-) -> tuple[Cost | None, Cost]:
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
+def _if_it_fits(work: Callable[[], Cost]) -> Cost | None:
+    """The cost of work; None where memory ran out."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        return None
+    finally:
+        gc.collect()  # a model and its optimiser may refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
-    def autocast() -> torch.autocast:
-        return torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
 
-    training = _training(copy.deepcopy(model), images, setting, autocast, seconds, manner) if train else None
+def _autocast(setting: Setting, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
+
+
+def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: float, manner: str) -> Cost:
     served: Any = folded(model) if isinstance(model, Segmenter) else model.eval()
     given = [images, *served.parameters(), *served.buffers()]
     if manner == "compiled":
@@ -113,22 +115,16 @@ def _train_and_infer(
             served = torch.compile(served)
 
     def infer() -> Tensor:
-        with torch.inference_mode(), autocast():
+        with torch.inference_mode(), _autocast(setting, images.device):
             return outputs(served(images))[0]
 
-    return training, measure(infer, given, device, seconds=seconds)
+    return measure(infer, given, images.device, seconds=seconds)
 
 
-def _training(
-    model: nn.Module,
-    images: Tensor,
-    setting: Setting,
-    autocast: Callable[[], torch.autocast],
-    seconds: float,
-    manner: str,
-) -> Cost:
+def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, manner: str) -> Cost:
     """What a training step costs. Ours is trained as `caaseg train` does it, others from logits that they resize."""
     device = images.device
+    autocast = partial(_autocast, setting, device)
     labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, fused=device.type == "cuda")
     network: Any = model

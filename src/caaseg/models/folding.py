@@ -16,6 +16,7 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from caaseg.models.normalisation import is_fused
 from caaseg.models.segmenter import Segmenter
 
 CACHED = 2_500_000  # weights of a convolution
@@ -23,7 +24,8 @@ CACHED = 2_500_000  # weights of a convolution
 
 def folded(model: Segmenter) -> Segmenter:
     """A copy for inference alone, in evaluation mode; it gives the model's numbers up to rounding."""
-    model = copy.deepcopy(model).eval()
+    model = _as_built(model) if is_fused(model) else copy.deepcopy(model)
+    model.eval()
     names = {module: name for name, module in model.named_modules()}
     for convolution, norm, activation in _chains(model):
         fused = fuse_conv_bn_eval(convolution, norm)
@@ -36,6 +38,14 @@ def folded(model: Segmenter) -> Segmenter:
         if (plain := _as_plain_block(block)) is not None:
             _replace(model, name, plain)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def _as_built(model: Segmenter) -> Segmenter:
+    """A copy of a model whose normalisation was fused for training, without that."""
+    parameter = next(model.parameters())
+    plain = Segmenter(model.config).to(parameter)
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 def compile_for_inference(model: Segmenter) -> None:

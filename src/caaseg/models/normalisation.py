@@ -39,6 +39,11 @@ def with_fused_normalisation(model: nn.Module) -> None:
                 _fuse(children[-1][1], relu=False)
 
 
+def is_fused(model: nn.Module) -> bool:
+    """Whether a model was changed so."""
+    return any(isinstance(module, FusedNorm) for module in model.modules())
+
+
 class FusedNorm(nn.BatchNorm2d):
     """A batch normalisation, the sum with something if that is given, and ReLU where `relu` says so."""
 
@@ -127,7 +132,7 @@ class _Normalise(torch.autograd.Function):
         parts, moments = layout.parts(features), features.new_empty(2, c, dtype=torch.float32)
         kernels.moments_kernel[layout.sums_grid](features, parts, rows, c, layout.share, **layout.blocks)
         kernels.moments_end_kernel[layout.end_grid](
-            features, parts, moments, norm.running_mean, norm.running_var, parts.shape[1], rows, c,
+            parts, moments, norm.running_mean, norm.running_var, parts.shape[1], rows, c, layout.share,
             float(norm.momentum or 0.0), norm.eps, block=64, block_c=16,
         )  # fmt: skip
         result = torch.empty_like(features)

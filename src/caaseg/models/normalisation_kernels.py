@@ -34,17 +34,17 @@ def _of(pointer: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tenso
 @Kernel
 def moments_kernel(
     given: tl.tensor,  # (rows, C)
-    parts: tl.tensor,  # (2, programs, C) float32: sums of x - x0 and of its squares, x0 the first row
+    parts: tl.tensor,  # (2, programs, C) float32: the mean of these rows, and the sum of squares around it
     rows: tl.tensor,
     channels: tl.tensor,
     share: tl.tensor,  # rows of one program
     block: tl.constexpr,
     block_c: tl.constexpr,
 ) -> None:
-    """Sums of some rows. Taken from x - x0 they do not cancel: x0 is no further from the mean than any other value."""
+    """Mean and squares of some rows, taken from x - x0, x0 their first: large sums of near numbers would cancel."""
     part = tl.num_programs(0) - 1 - tl.program_id(0)
     channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    shift = _of(given, channel, channels)[None, :]
+    shift = _of(given + (part * share).to(tl.int64) * channels, channel, channels)[None, :]
     total = tl.zeros([block, block_c], tl.float32)
     squares = tl.zeros([block, block_c], tl.float32)
     for first in range(part * share, tl.minimum((part + 1) * share, rows), block):
@@ -52,9 +52,12 @@ def moments_kernel(
         tile = tl.where((row < rows)[:, None], _tile(given, row, rows, channel, channels) - shift, 0.0)
         total += tile
         squares += tile * tile
+    own = tl.minimum(share, rows - part * share)
+    offset = tl.sum(total, 0) / own
     where = parts + part * channels + channel
-    tl.store(where, tl.sum(total, 0), channel < channels)
-    tl.store(where + tl.num_programs(0) * channels, tl.sum(squares, 0), channel < channels)
+    tl.store(where, _of(given + (part * share).to(tl.int64) * channels, channel, channels) + offset, channel < channels)
+    around = tl.sum(squares, 0) - offset * offset * own
+    tl.store(where + tl.num_programs(0) * channels, around, channel < channels)
 
 
 @jit
@@ -74,7 +77,6 @@ def _added_up(
 
 @Kernel
 def moments_end_kernel(
-    given: tl.tensor,
     parts: tl.tensor,
     moments: tl.tensor,  # (2, C) float32: mean, and 1 / deviation
     running_mean: tl.tensor,  # (C,), moved towards the mean
@@ -82,18 +84,33 @@ def moments_end_kernel(
     number: tl.tensor,  # of parts
     rows: tl.tensor,
     channels: tl.tensor,
+    share: tl.tensor,
     momentum: tl.tensor,
     epsilon: tl.tensor,
     block: tl.constexpr,
     block_c: tl.constexpr,
 ) -> None:
-    """Mean and deviation from the sums of all parts, and the running statistics."""
+    """Mean and deviation of all parts together (Chan, Golub and LeVeque), and the running statistics."""
     channel = tl.program_id(0) * block_c + tl.arange(0, block_c)
     inside = channel < channels
-    offset = _added_up(parts, number, channel, channels, block, block_c) / rows
-    squares = _added_up(parts + number * channels, number, channel, channels, block, block_c) / rows
-    mean = _of(given, channel, channels) + offset
-    variance = tl.maximum(squares - offset * offset, 0.0)
+    first_mean = _of(parts, channel, channels)[None, :]
+    total = tl.zeros([block, block_c], tl.float32)
+    for first in range(0, number, block):
+        part = first + tl.arange(0, block)
+        own = tl.minimum(share, rows - part * share).to(tl.float32)[:, None]
+        total += tl.where(
+            (part < number)[:, None], own * (_tile(parts, part, number, channel, channels) - first_mean), 0.0
+        )
+    mean = _of(parts, channel, channels) + tl.sum(total, 0) / rows
+    around = tl.zeros([block, block_c], tl.float32)
+    for first in range(0, number, block):
+        part = first + tl.arange(0, block)
+        own = tl.minimum(share, rows - part * share).to(tl.float32)[:, None]
+        apart = _tile(parts, part, number, channel, channels) - mean[None, :]
+        squares = _tile(parts + number * channels, part, number, channel, channels)
+        around += tl.where((part < number)[:, None], squares + own * apart * apart, 0.0)
+    # A maximum that lets what is not a number through: the loss is to show it.
+    variance = tl.maximum(tl.sum(around, 0) / rows, 0.0, propagate_nan=tl.PropagateNan.ALL)
     tl.store(moments + channel, mean, inside)
     tl.store(moments + channels + channel, tl.div_rn(1.0, tl.sqrt_rn(variance + epsilon)), inside)
     before_mean, before_var = _of(running_mean, channel, channels), _of(running_var, channel, channels)
@@ -138,7 +155,7 @@ def normalise_kernel(
         if summed:
             tile += _tile(added, row, rows, channel, channels)
         if relu:
-            tile = tl.maximum(tile, 0.0)
+            tile = tl.maximum(tile, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch's ReLU does
         _put(result, tile, row, rows, channel, channels)
 
 
@@ -174,7 +191,7 @@ def sums_kernel(
         if relu:
             # Without a sum the sign is known again without reading the result.
             sign = _tile(result, row, rows, channel, channels) if summed else before
-            incoming = tl.where(sign > 0, incoming, 0.0)
+            incoming = tl.where(sign <= 0, 0.0, incoming)
         if summed:
             _put(passed, incoming, row, rows, channel, channels)
         total += incoming
@@ -228,5 +245,5 @@ def spread_kernel(
             _tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels
         )
         if masked:
-            incoming = tl.where(before > 0, incoming, 0.0)
+            incoming = tl.where(before <= 0, 0.0, incoming)
         _put(grad_given, factor * (incoming - mean - standard * along), row, rows, channel, channels)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from caaseg.attention.channelized import HAS_TRITON
 from caaseg.data.sample import IGNORE
@@ -63,6 +64,7 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = ctx.saved_tensors
         return (grad * grad_loss).to(ctx.dtype), None, None

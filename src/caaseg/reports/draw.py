@@ -53,6 +53,7 @@ def draw_groups(outcomes: Sequence[Outcome]) -> Figure:
         {"marker": "o", "linestyle": "-", "label": "grouped (the paper's way)"},
         {"marker": "x", "linestyle": "", "label": "row by row"},
         {"marker": "", "linestyle": "--", "label": "factorised (ours)"},
+        {"marker": "", "linestyle": "-.", "label": "fused (ours)"},
         {"marker": "", "linestyle": ":", "label": "plain axial attention"},
     )
     handles += [axes[0][0].plot([], [], color="#555555", **style)[0] for style in styles]
@@ -71,7 +72,7 @@ def _draw_size(panel: Axes, here: list[Outcome], value: Callable[[Outcome], floa
         elif case.implementation == "loop":
             panel.plot(max(case.height, case.width), height, color=colour, marker="x")
         else:
-            style = "--" if case.implementation == "factorised" else ":"
+            style = {"factorised": "--", "fused": "-."}.get(case.implementation, ":")
             panel.axhline(height, color=colour, linestyle=style, linewidth=1.4)
     panel.plot(list(grouped), list(grouped.values()), color=colour, marker="o", markersize=4, linewidth=1.4)
 

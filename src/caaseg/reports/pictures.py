@@ -1,5 +1,6 @@
 """What is kept of a predicted picture: its labels, the picture under their colours, and how likely each class is."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
+from caaseg.data.decode import pillow_allowing
 from caaseg.data.sample import Colour
 from caaseg.files import written_whole
 from caaseg.reports.sheet import overlay
@@ -41,7 +43,7 @@ def save_labels(labels: NDArray[np.uint8], palette: Sequence[Colour], path: Path
 def note_in(path: Path) -> str | None:
     """The note of a label file; None where there is no such file, or another kind of file."""
     try:
-        with Image.open(path, formats=("PNG",)) as image:
+        with pillow_allowing(sys.maxsize), Image.open(path, formats=("PNG",)) as image:  # of which no pixel is read
             note = image.info.get("caaseg")
     except (OSError, SyntaxError, ValueError):
         return None

@@ -277,10 +277,7 @@ def _outcome(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
 def _there_already(task: Task, picture: Picture) -> Outcome | None:
     """The outcome of a picture that is done: all that is asked for is there, and made from the file as it is."""
     places = _places(task.out, picture.name)
-    try:
-        note = json.loads(note_in(places.labels) or "{}")
-    except ValueError:
-        return None
+    note = _note(places)
     done = (
         _fingerprint(picture.path).items() <= note.items()
         and any(path.exists() for path in places.overlays)
@@ -295,6 +292,15 @@ def _there_already(task: Task, picture: Picture) -> Outcome | None:
     )
 
 
+def _note(places: "Places") -> dict[str, Any]:
+    """What was noted when a picture's labels were made; nothing where there are none."""
+    try:
+        note = json.loads(note_in(places.labels) or "{}")
+    except ValueError:
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
 def _predicted(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
     started = time.perf_counter()
     places, subject = _places(task.out, picture.name), task.subject
@@ -302,7 +308,13 @@ def _predicted(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
     image = read_image(picture.path, max_pixels=task.max_pixels)
     size = (image.shape[1], image.shape[2])
     window = task.window(size)
-    for old in (places.labels, *places.overlays, places.probabilities):  # of what this file was before
+    before = _note(places)
+    outdated = [places.labels, *places.overlays]
+    if note.items() <= before.items():  # made from the file as it is: what is not asked for now is kept
+        note |= before
+    if task.probabilities or note != before:
+        outdated.append(places.probabilities)
+    for old in outdated:
         old.unlink(missing_ok=True)
 
     labels = np.empty(size, dtype=np.uint8)

@@ -122,7 +122,7 @@ class TrainingModule(L.LightningModule):
             with_fused_normalisation(self.model)
         if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
             self.rehearse()
-            if recipe.cuda_graph:
+            if recipe.cuda_graph and self.ranks == 1:
                 self.record()
         self.ready = True
 
@@ -188,6 +188,8 @@ class TrainingModule(L.LightningModule):
         crops = recipe.batch_size // self.ranks // recipe.accumulate
         weights = list(self.model.parameters())
         kept = 2 if recipe.optimiser.name == "adamw" else int(recipe.optimiser.momentum > 0)
+        if any(optimiser.state for optimiser in self.trainer.optimizers):  # it goes on from a checkpoint, and has it
+            kept = 0
         room = [torch.empty_like(weight) for _ in range(kept) for weight in weights]
         with untouched(self.model), self.trainer.precision_plugin.forward_context():
             images = torch.zeros(crops, 3, height, width, dtype=torch.uint8, device=self.device)
@@ -200,8 +202,6 @@ class TrainingModule(L.LightningModule):
 
     def record(self) -> None:
         """Record forward and backward of the network, to replay them every step."""
-        if self.ranks > 1:
-            raise ValueError(f"cuda_graph is true, but there are {self.ranks} processes; it needs one")
         (height, width), precision = self.recipe.data.crop, self.trainer.precision_plugin
         images = torch.zeros(self.recipe.batch_size, 3, height, width, dtype=torch.uint8, device=self.device)
         self._coarse = recorded(self.model, self._prepared(images), precision.forward_context)
