@@ -85,7 +85,7 @@ def test_a_first_pixel_far_from_all_others_does_not_spoil_the_statistics() -> No
     fused(features)
     expected = norm.double()
     expected(features.double())
-    torch.testing.assert_close(fused.running_var.double(), expected.running_var, rtol=1e-4, atol=0)  # type: ignore[union-attr]
+    torch.testing.assert_close(fused.running_var.double(), expected.running_var, rtol=1e-3, atol=0)  # type: ignore[union-attr]
 
 
 def test_what_is_not_a_number_is_passed_on() -> None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx, once_differentiable
+from torch.autograd.function import FunctionCtx
 
 from caaseg.attention import gate_kernels, kernels, launching, long_kernels
 from caaseg.attention.gate import ChannelGate, Gate, ask
@@ -28,6 +28,7 @@ R = TypeVar("R")
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_KEY_CHANNELS = 256
+FOR_SECOND = "use implementation='factorised'"
 LONGEST = 128  # positions of which weights, and gradients of weights, still fit the registers
 BLOCK = 64  # positions of a part of a longer line
 WIDEST_GATE = 512  # bytes of a row of a hidden layer's weights
@@ -336,8 +337,8 @@ class _Gather(torch.autograd.Function):
         ctx.save_for_backward(keys, values, gate, sums)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        launching.refuse_second_derivatives(FOR_SECOND)
         return _gather_gradients(_launch_gather_backward, ctx, *grads)
 
 
@@ -366,8 +367,8 @@ class _Scale(torch.autograd.Function):
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        launching.refuse_second_derivatives(FOR_SECOND)
         return _scale_gradients(_launch_scale_backward, ctx, grad)
 
 
@@ -385,8 +386,8 @@ class _Gate(torch.autograd.Function):
         return gates
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        launching.refuse_second_derivatives(FOR_SECOND)
         pooled, gates, states, *weights = ctx.saved_tensors
         grad_pooled, grads = _launch_gate_backward(grad.contiguous(), pooled, gates, states, weights, ctx.slope)
         return grad_pooled, None, *grads

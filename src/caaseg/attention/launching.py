@@ -17,6 +17,12 @@ def jit(function: Callable[..., Any]) -> Any:
     return triton.jit(function)
 
 
+def refuse_second_derivatives(instead: str) -> None:
+    """To be called by the gradient of kernels, which has none of its own: torch would leave its part out, silently."""
+    if torch.is_grad_enabled():  # as with create_graph=True
+        raise RuntimeError(f"gradients of GPU kernels cannot be differentiated again; {instead}")
+
+
 class Kernel:
     """A function that Triton compiles, launched straight once it was compiled for arguments of the same kinds.
 

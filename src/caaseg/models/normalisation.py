@@ -12,7 +12,6 @@ import torch
 from timm.models import FeatureDictNet
 from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from caaseg.attention.channelized import HAS_TRITON
 
@@ -145,10 +144,11 @@ class _Normalise(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from caaseg.attention.launching import refuse_second_derivatives
         from caaseg.models import normalisation_kernels as kernels
 
+        refuse_second_derivatives("use a model without fused normalisation")
         features, result, moments, weight, bias = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         layout = _Layout(features)

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from caaseg.attention.channelized import HAS_TRITON
 from caaseg.data.sample import IGNORE
@@ -64,8 +63,10 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None]:
+        from caaseg.attention.launching import refuse_second_derivatives
+
+        refuse_second_derivatives("resize the logits and use torch's cross_entropy")
         (grad,) = ctx.saved_tensors
         return (grad * grad_loss).to(ctx.dtype), None, None
 
