@@ -79,6 +79,11 @@ def test_the_card_says_what_is_not_usual(saved: Path, tmp_path: Path) -> None:
     assert torch.equal(model(images).logits, loaded(images).logits)
 
 
+def test_all_files_may_be_read_by_the_same_people(tmp_path: Path) -> None:
+    build().save_pretrained(tmp_path)
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+
+
 def test_a_channels_last_model_in_half_precision_is_saved_so_and_loaded_in_full(tmp_path: Path) -> None:
     model = build().to(memory_format=torch.channels_last).half()  # type: ignore[call-overload]
     model.save_pretrained(tmp_path)

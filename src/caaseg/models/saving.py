@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -96,6 +97,7 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         ):
             save_file(tensors, weights_aside, metadata={"format": "pt"})
             config_aside.write_text(config)
+            shutil.copymode(config_aside, weights_aside)  # or else nobody but its owner may read it
             card_aside.write_text(card)
         if not push_to_hub:
             return None
