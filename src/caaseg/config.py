@@ -236,6 +236,8 @@ class Recipe:
     """Compile the network with torch.compile."""
     cuda_graph: bool = False
     """Record the network's step once and replay it, where there is one GPU: launching kernels then takes no time."""
+    fused_normalisation: bool = False
+    """Normalise, add shortcuts and take ReLU in few passes over the features, where there is one GPU."""
     deterministic: bool = False
     """Use deterministic algorithms alone: two runs give identical weights."""
     seed: int = 0

@@ -136,7 +136,7 @@ def benchmark_model(
     """Images a second and peak memory of whole models, ours beside torchvision's, in training and in inference.
 
     A training step is forward, loss, backward and an SGD step, under autocast, in channels-last layout. Each is trained
-    as its makers have it: ours as caaseg train does, torchvision's from resized logits. For inference ours is folded.
+    as its makers have it: ours with fused_normalisation, torchvision's from resized logits. For inference ours folds.
 
     Args:
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,

@@ -122,7 +122,7 @@ def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: floa
 
 
 def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, manner: str) -> Cost:
-    """What a training step costs. Ours is trained as `caaseg train` does it, others from logits that they resize."""
+    """What a training step costs. Ours is trained with fused normalisation and loss, others from resized logits."""
     device = images.device
     autocast = partial(_autocast, setting, device)
     labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)

@@ -118,7 +118,7 @@ class TrainingModule(L.LightningModule):
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
             self._coarse = torch.compile(self.model.coarse, dynamic=False)
-        if self.device.type == "cuda" and self.ranks == 1 and not recipe.compile:
+        if recipe.fused_normalisation and self.device.type == "cuda" and self.ranks == 1:
             with_fused_normalisation(self.model)
         if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
             self.rehearse()
