@@ -43,7 +43,7 @@ def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
-    images = export.pictures(32, 160, 160, torch.Generator().manual_seed(1))
+    images = familiar()
     with torch.no_grad():
         model.train()(normalised(model, images))
         largest = model.eval()(normalised(model, images)).logits.abs().max()
@@ -52,23 +52,30 @@ def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
     return model
 
 
+def familiar() -> torch.Tensor:
+    """The pictures that statistics and the size of logits are taken of."""
+    return export.pictures(32, 160, 160, torch.Generator().manual_seed(1))
+
+
 def normalised(model: caaseg.Segmenter, images: torch.Tensor) -> torch.Tensor:
     return normalise(images.to(torch.uint8), model.backbone.mean, model.backbone.std)
 
 
 def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1) -> None:
-    """Under 1e-3 of difference on logits, over 10 random sizes."""
+    """Under 1e-3 of difference on logits, over 10 random sizes, and where logits are known to be large."""
     rng = torch.Generator()
     rng.seed()
-    largest = 0.0
+    given = [familiar()]
     for _ in range(10):
         batch, (height, width) = int(torch.randint(1, 4, ())), torch.randint(smallest, 200, (2,)).tolist()
-        images = export.pictures(batch, height, width, rng)
+        given.append(export.pictures(batch, height, width, rng))
+    largest = 0.0
+    for images in given:
         with torch.no_grad():
             expected = model(normalised(model, images)).logits
         found = run(images)
         assert found.shape == expected.shape
-        assert float((found - expected).abs().max()) < 1e-3, (batch, height, width)
+        assert float((found - expected).abs().max()) < 1e-3, images.shape
         largest = max(largest, float(expected.abs().max()))
     assert largest > 1  # something that could differ
 
@@ -78,7 +85,6 @@ def agree(head: str, backbone: str, path: Path, **options: Any) -> None:
     check = export.export_model(model, path)
     assert len(set(check.sizes)) == 10
     assert check.difference < 1e-3
-    assert check.largest_logit > 1
     assert_agrees(OnnxModel(path), model)
 
 
