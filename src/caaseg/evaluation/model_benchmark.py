@@ -73,6 +73,7 @@ def measure_model(
     model = build(bare, setting).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if manner == "recorded" and not (isinstance(model, Segmenter) and device.type == "cuda"):
         raise ValueError(f"model is {name!r}; :recorded is for models of ours, on a GPU; leave it out")
+    torch.backends.cudnn.benchmark = True  # it tries its ways first, as it does when caaseg trains
     images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
     training = _if_it_fits(lambda: _training(copy.deepcopy(model), images, setting, seconds, manner)) if train else None
     inference = _if_it_fits(lambda: _inference(model, images, setting, seconds, manner))
