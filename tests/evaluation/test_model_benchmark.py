@@ -98,6 +98,9 @@ def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert "model is 'danet:grouped'; expected torchvision:fcn" in capsys.readouterr().err
     assert main(["benchmark", "model", "--models", "caa:recorded", "--device", "cpu"]) == 2
     assert "model is 'caa:recorded'; :recorded is for models of ours, on a GPU" in capsys.readouterr().err
+    words = ["--models", "torchvision:fcn", "--backbone", "resnet18", "--device", "cpu"]
+    assert main(["benchmark", "model", *words]) == 2
+    assert "'torchvision:fcn' on resnet18; torchvision has it on resnet50 and resnet101" in capsys.readouterr().err
     assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
     known = "torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa"
     assert f"model is 'torchvision:lraspp'; expected {known}" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from scipy import stats
 from caaseg.cli import main
 from caaseg.commands import reproduce as command
 from caaseg.studies import grid_run
+from caaseg.studies.grid_report import _cost
 from caaseg.training.journal import read_lines
 from caaseg.training.runs import Progress
 from tests.training.small import WORDS
@@ -254,3 +256,29 @@ def test_two_commands_run_different_rows_in_one_folder_at_the_same_time(
     assert len(scores(folder)) == 1  # the report of whoever was last
     assert main([*words, "--rows", "axial,caa"]) == 0
     assert scores(folder) == [found[:1] for found in scores(whole[0])[::2]]
+
+
+@pytest.mark.parametrize("beside", ["another", "one that was killed"])
+def test_a_cell_says_whether_it_was_alone(beside: str, tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    number = os.getppid() if beside == "another" else ended.pid
+    mark = tmp_path / "grid" / "running" / f"{socket.gethostname()}.{number}"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "1", "--out", str(tmp_path / "grid")]
+    assert main(words) == 0
+    assert cell(tmp_path / "grid", "fcn-seed0")["alone"] is (beside != "another")
+    assert mark.exists() is (beside == "another")
+    said = "trained beside others" in (tmp_path / "grid" / "heads.md").read_text()
+    assert said is (beside == "another")
+
+
+def test_speeds_are_of_cells_that_were_alone() -> None:
+    record = {"images_per_second": 10.0, "peak_gpu_bytes": 5, "hardware": {"device": "one"}}
+    cost = _cost([{**record, "alone": True}, {**record, "alone": False, "images_per_second": 4.0}])
+    assert cost is not None
+    assert cost.images_per_second == 10
+    cost = _cost([{**record, "alone": False}])
+    assert cost is not None
+    assert cost.images_per_second is None

@@ -120,7 +120,7 @@ def _size(word: str) -> tuple[int, int, int]:
 
 def benchmark_model(
     models: str = "caa,caa:grouped,axial,danet,torchvision:fcn,torchvision:deeplabv3",
-    backbone: Literal["resnet50", "resnet101"] = "resnet101",
+    backbone: str = "resnet101",
     output_stride: Literal[8] = 8,
     batch: int = 16,
     size: str = "513x513",
@@ -143,7 +143,7 @@ def benchmark_model(
             torchvision:fcn or torchvision:deeplabv3, smp:NAME for one of segmentation_models_pytorch where that is
             installed; :compiled behind a name compiles it first; :recorded behind one of ours replays its training step
             as recipes with cuda_graph do, :plain trains it with torch's own normalisation; comma-separated.
-        backbone: of all of them.
+        backbone: of all of them, a name of timm; torchvision's have resnet50 and resnet101.
         output_stride: of all of them; torchvision's are built for 8.
         batch: images a step.
         size: height x width of the images; one number is both; several, comma-separated, show how cost grows.

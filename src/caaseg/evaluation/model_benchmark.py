@@ -170,7 +170,12 @@ def build(name: str, setting: Setting) -> nn.Module:
     if family == "torchvision" and kind in ("fcn", "deeplabv3"):
         from torchvision.models import segmentation
 
-        builder = getattr(segmentation, f"{kind}_{setting.backbone}")
+        builder = getattr(segmentation, f"{kind}_{setting.backbone}", None)
+        if builder is None:
+            raise ValueError(
+                f"model is {name!r} on {setting.backbone}; torchvision has it on resnet50 and resnet101; "
+                "give one of these by --backbone, or leave the model out"
+            )
         model: nn.Module = builder(weights=None, weights_backbone=None, num_classes=setting.num_classes)
         return model
     if family == "smp":

@@ -52,10 +52,13 @@ def compile_for_inference(model: Segmenter) -> None:
     """Have a folded model compiled, in place, for each of the first few sizes it is called with.
 
     That takes half a minute or so a size; further sizes run as before. On a CPU the weights become constants, laid out
-    as the processor's library likes them best: do not change them.
+    as the processor's library likes them best: do not change them. On a GPU it is what follows the backbone: a folded
+    backbone is calls of the library already, and torch 2.11 did not come to an end with a ResNet-101 of them.
     """
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    model.compile(dynamic=False, options={"freezing": True} if on_cpu else None)
+    if next(model.parameters()).device.type == "cpu":
+        model.compile(dynamic=False, options={"freezing": True})
+    else:
+        model.classified = torch.compile(model.classified, dynamic=False)  # type: ignore[method-assign]
 
 
 class ReLUConvolution(nn.Module):

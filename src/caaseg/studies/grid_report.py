@@ -2,7 +2,7 @@
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from caaseg.data.catalogue import find
@@ -27,7 +27,7 @@ def grid_report(grid: Grid) -> GridReport:
     quoted = [(f"{find(q.dataset).title}: {q.method}", q.mean) for q in beside]
     return GridReport(
         title=table.title,
-        notes=(*_notes(grid, datasets, papers), *table.notes),
+        notes=(*_notes(grid, datasets, papers), *_of_speeds(records.values()), *table.notes),
         lines=lines,
         quoted=tuple(quoted),
         same_data=grid.recipe is None or datasets == papers,
@@ -94,12 +94,22 @@ def _cost(records: Sequence[dict[str, Any] | None]) -> Cost | None:
     if not known:
         return None
     peaks = [record["peak_gpu_bytes"] for record in known if record["peak_gpu_bytes"] is not None]
-    speeds = [record["images_per_second"] for record in known if record["images_per_second"] is not None]
+    # Beside others a run is slower, by as much as they happen to do.
+    alone = [record for record in known if record.get("alone", True)]
+    speeds = [record["images_per_second"] for record in alone if record["images_per_second"] is not None]
     return Cost(
         images_per_second=statistics.median(speeds) if speeds else None,
         peak_gpu_bytes=max(peaks, default=None),
         hardware=tuple(sorted({record["hardware"]["device"] for record in known})),
     )
+
+
+def _of_speeds(records: Iterable[dict[str, Any] | None]) -> Iterator[str]:
+    if not all(record is None or record.get("alone", True) for record in records):
+        yield (
+            "Cells that were trained beside others on one machine count in no speed; `caaseg benchmark model` measures "
+            "heads one by one."
+        )
 
 
 def _notes(grid: Grid, datasets: set[str], papers: set[str]) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 A cell whose file is there is not run again, with or without its run: so files of cells can be kept, carried elsewhere
 and gone on from. Whatever is killed goes on: a run from its newest checkpoint, the grid from its first open cell.
-Commands that run different rows may share a folder at the same time.
+Commands that run different rows may share a folder at the same time: each leaves a mark in running/, by which a cell
+knows that it was not alone, and that its speed says nothing.
 """
 
 import gc
@@ -11,10 +12,11 @@ import math
 import os
 import shutil
 import signal
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -85,7 +87,7 @@ def run_grid(
             shutil.rmtree(grid.run(cell), ignore_errors=True)
 
     try:
-        with _signals_raised():
+        with _signals_raised(), _marked(grid):
             for cell in grid.cells:
                 if cell not in open_cells:
                     tidy(cell)  # one may have been finished, and the command killed before it came to this
@@ -126,6 +128,36 @@ def read_cell(path: Path) -> dict[str, Any] | None:
         raise ValueError(f"{path}: not the file of a cell ({error}); remove it to run the cell again") from error
     found: dict[str, Any] = content
     return found
+
+
+@contextmanager
+def _marked(grid: Grid) -> Iterator[None]:
+    """Let other commands in the same folder see this one."""
+    mark = grid.folder / "running" / f"{socket.gethostname()}.{os.getpid()}"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+        with suppress(OSError):  # others are running
+            mark.parent.rmdir()
+
+
+def _is_alone(grid: Grid) -> bool:
+    """Whether no other command runs cells of this folder on this machine; marks of killed ones do not count."""
+    for mark in (grid.folder / "running").glob(f"{socket.gethostname()}.*"):
+        number = int(mark.name.rpartition(".")[2])
+        if number == os.getpid():
+            continue
+        try:
+            os.kill(number, 0)  # asks whether it is there
+            return False
+        except ProcessLookupError:
+            mark.unlink(missing_ok=True)
+        except PermissionError:  # it is somebody else's
+            return False
+    return True
 
 
 @contextmanager
@@ -196,6 +228,7 @@ def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Pro
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     begun = checkpoints.newest_step(folder)
+    alone = _is_alone(grid)
     started = time.perf_counter()
     result = train(recipe, folder, resume="auto", device="cuda" if on_gpu else "cpu", progress=progress)
     seconds = time.perf_counter() - started
@@ -212,6 +245,7 @@ def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Pro
         "val_mean_iou": [line["val_mean_iou"] for line in lines if "val_mean_iou" in line][-1],
         "best_val_mean_iou": result.best_mean_iou,
         "best_step": result.best_step,
+        "alone": alone and _is_alone(grid),
         "training_seconds": None if begun else seconds,  # of a run that was stopped in between nobody knows
         "images_per_second": statistics.median(speeds) if speeds else None,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if on_gpu and begun < recipe.steps else None,
