@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from caaseg.evaluation.benchmark import Outcome
 from caaseg.evaluation.model_benchmark import ModelCost
@@ -106,6 +106,7 @@ def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
         panel.set_xticks(sides, [str(side) for side in sides])
         panel.minorticks_off()
         panel.set_xlabel(f"pixels a side, {batch} at once")
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # a size is doubled, so ten times is too coarse
         panel.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
         panel.grid(alpha=0.25, which="both", linewidth=0.5)
         panel.spines[["top", "right"]].set_visible(False)
