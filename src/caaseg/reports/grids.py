@@ -13,7 +13,8 @@ from caaseg.reports.draw import COLOURS
 
 WHAT_IS_SHOWN = (
     "Ours: mean over seeds ± sample standard deviation, in %. Differences are paired over seeds, in points, with their "
-    f"{CONFIDENCE:.0%} interval (Student's t); nothing is claimed where it holds zero, or where there is one seed."
+    f"{CONFIDENCE:.0%} interval (Student's t); nothing is claimed where it holds zero, or where there is one seed. Of "
+    f"{1 / (1 - CONFIDENCE):.0f} rows that do not differ from theirs, one is expected to look as if it did."
 )
 
 
