@@ -1,5 +1,6 @@
 """Files are written whole or not at all, by however many at once."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,3 +54,14 @@ for _ in range(200):
     assert [writer.returncode for writer in writers] == [0, 0]
     assert seen | {path.read_text()} <= {"a" * 20_000, "b" * 20_000}
     assert [found.name for found in tmp_path.iterdir()] == ["table.md"]
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+
+    def write() -> None:
+        with written_whole(path) as aside:
+            raise PermissionError(13, "Permission denied", str(aside))
+
+    with pytest.raises(PermissionError, match=re.escape(f"Permission denied: {str(path)!r}")):
+        write()

@@ -50,7 +50,7 @@ def test_help_and_usage_errors_answer_without_torch() -> None:
         (["nothing"], 2),
         ([], 2),
     ):
-        expected = f"except SystemExit as e: assert e.code == {code}, e.code"
-        run = f"from caaseg.cli import main\ntry: main({words!r})\n{expected}"
+        expected = f"except SystemExit as e: code = e.code\nassert code == {code}, code"  # help ends so
+        run = f"from caaseg.cli import main\ntry: code = main({words!r})\n{expected}"
         probe = f"import contextlib, os\nwith contextlib.redirect_stderr(open(os.devnull, 'w')):\n  exec({run!r})"
         assert modules_after(probe) == set(), words

@@ -24,6 +24,7 @@ from caaseg.commands.data import data_check, data_list, data_prepare, data_show
 from caaseg.commands.demo import demo
 from caaseg.commands.evaluate import evaluate_model
 from caaseg.commands.export import export_to_file
+from caaseg.commands.parser import Parser
 from caaseg.commands.predict import predict_pictures_with
 from caaseg.commands.reproduce import reproduce
 from caaseg.commands.terminal import COMMAND_LINE
@@ -52,6 +53,9 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
         "evaluation": benchmark_evaluation,
     },
 }
+GOES_ON = ("demo", "predict")
+"""Commands that keep what they have done when they are interrupted, and say nothing of it themselves."""
+
 LISTS = (list[str], list[str] | None)
 GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Measure speed and memory."}
 
@@ -77,15 +81,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         if debug:
             traceback.print_exc()
+        if isinstance(error, PermissionError) and error.filename is not None:
+            error = PermissionError(
+                f"{error.filename}: permission denied; give another place, or change who may use it"
+            )
         print(f"caaseg: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("caaseg: interrupted", file=sys.stderr)
+        goes_on = "; the same command goes on" if words[0] in GOES_ON else ""
+        print(f"caaseg: interrupted{goes_on}", file=sys.stderr)
         return 130
 
 
 def _parser(explained: bool) -> ArgumentParser:
-    parser = ArgumentParser(
+    parser = Parser(
         prog="caaseg",
         description="Semantic segmentation with Channelized Axial Attention.",
         epilog="A word --debug, anywhere, shows the traceback of an error.",
@@ -99,7 +108,7 @@ def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: b
     children = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
     for name, command in commands.items():
         text = GROUP_HELP[name] if isinstance(command, dict) else (command.__doc__ or "").split("Args:")[0].strip()
-        child = ArgumentParser(description=text)
+        child = Parser(description=text)
         children.add_subcommand(name, child, help=text.split("\n")[0])
         if isinstance(command, dict):
             _add_commands(child, command, explained)

@@ -21,5 +21,9 @@ def written_whole(path: Path) -> Iterator[Path]:
         with aside.open("rb") as written:
             os.fsync(written.fileno())  # before it has its name: a name survives a power cut that content may not
         aside.replace(path)
+    except OSError as error:
+        if error.filename == str(aside):  # a name that nobody gave
+            error.filename = str(path)
+        raise
     finally:
         aside.unlink(missing_ok=True)

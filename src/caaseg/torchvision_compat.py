@@ -1,8 +1,8 @@
 """Makes torchvision importable beside a torch that its compiled operators were not built for."""
 
+import sys
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
@@ -14,17 +14,19 @@ def declare_missing_operators() -> None:
     The registry's torchvision wheel is built for CUDA torch. Beside a CPU-only torch its library does not load, and
     its Python side then fails on import, because it describes two operators that nothing has declared ("operator
     torchvision::nms does not exist", then "qnms"). Declared without an implementation they let the import pass; the
-    transforms and timm's networks call neither. Does nothing where torchvision's own operators load.
+    transforms and timm's networks call neither. Where torchvision imports as it is, nothing is declared: what its own
+    library registers must not be there before.
     """
-    package = find_spec("torchvision")
-    if package is None:
+    if find_spec("torchvision") is None:
         return  # its own import says so better
-    for folder in package.submodule_search_locations or ():
-        for library in Path(folder).glob("_C.*"):
-            try:
-                torch.ops.load_library(library)  # type: ignore[no-untyped-call]
-            except OSError:  # built for another torch
-                continue
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]  # what was imported so far is imported again
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                torch.library.define(f"torchvision::{name}", schema)

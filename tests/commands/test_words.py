@@ -1,5 +1,6 @@
 """Places that nothing can be written to are refused before any work."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,22 @@ def test_a_file_is_no_folder_for_results(
     assert main(words) == 2
     assert f"{option} is 'taken', which is a file; expected a folder, there or not" in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "something"
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["evaluate", "no-model", "--dataset", "scenes", "--json", "locked/new/scores.json"], "--json"),
+        (["reproduce", "heads", "--dataset", "scenes", "--out", "locked/grid"], "--out"),
+    ],
+)
+def test_what_may_not_be_written_to_is_said_before_any_work(
+    words: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "locked").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "access", lambda place, mode: Path(place).name != "locked")  # to root nothing is forbidden
+    assert main(words) == 2
+    place = tmp_path / "locked"
+    said = f"caaseg: {option} is {words[-1]!r}, but {place} may not be written to; give another place\n"
+    assert capsys.readouterr().err == said

@@ -64,7 +64,10 @@ def test_gates_are_shown_from_both_ends() -> None:
         said.index(f">{channel}</th>") for channel in range(4)
     )
     assert "width: 90.0%" in said
-    assert gate_chart(torch.full((100,), 0.5)).count("<tr>") == 12
+    assert gate_chart(torch.linspace(0.2, 0.5, 100)).count("<tr>") == 12
+    alike = gate_chart(torch.linspace(0.249, 0.251, 100))
+    assert "<tr>" not in alike
+    assert "All are between 0.2490 and 0.2510: here the gates hardly tell channels apart." in alike
 
 
 def test_words_tell_the_own_share_and_the_strongest_elsewhere() -> None:

@@ -225,6 +225,12 @@ def test_what_was_asked_for_before_is_kept(model: Path, place: Path) -> None:
     assert 0 < picture["grid_disagreement"] < 1
 
 
+def test_where_nothing_was_predicted_other_options_are_none(model: Path, place: Path) -> None:
+    assert predict(model, "nowhere", "--out", "out") == 2
+    assert predict(model, "photos/y.jpg", "--out", "out", "--flip") == 0
+    assert predict(model, "photos/y.jpg", "--out", "out") == 2
+
+
 def test_another_model_or_other_options_into_one_folder_are_an_error(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

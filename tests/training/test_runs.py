@@ -86,6 +86,25 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path, capsys: pytest.CaptureF
     assert_identical(weights(tmp_path / "run"), before)
 
 
+def test_a_run_that_never_made_a_step_leaves_its_folder_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any) -> Prediction:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(caaseg.Segmenter, "coarse", full)
+        with pytest.raises(ValueError, match="step 1"):
+            train(small_recipe(), tmp_path / "run", device="cpu")
+    assert train(small_recipe("--steps", "1"), tmp_path / "run", device="cpu").finished
+
+
+def test_whether_bad_files_are_skipped_may_be_said_on_resume(tmp_path: Path) -> None:
+    train(small_recipe("--steps", "1"), tmp_path / "run", device="cpu")
+    again = small_recipe("--steps", "1", "--data.bad_files", "skip")
+    assert train(again, tmp_path / "run", device="cpu", resume="auto").finished
+
+
 def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     words = ["--steps", "24", "--checkpoint_every", "100", "--validate_every", "24", "--data.workers", "1"]
     recipe = small_recipe(*words, "--optimiser.clip", "1.0")
@@ -228,11 +247,10 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     assert "found 2 classes by looking" in caplog.text
     assert caaseg.load_model(tmp_path / "run").config.classes == ("0", "1")
 
-    with pytest.warns(UserWarning, match="was learned on 8 classes and is loaded with 2: the classifiers start anew"):
-        tuned = main(
-            [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "tuned"), "--steps", "1"]
-        )
-    assert tuned == 0
+    tuned = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "tuned"), "--steps", "1"]
+    with caplog.at_level(logging.WARNING):
+        assert main(tuned) == 0
+    assert "was learned on 8 classes and is loaded with 2: the classifiers start anew" in caplog.text
     first, after = weights(tmp_path / "scenes"), weights(tmp_path / "tuned")
     distance = (first["backbone.net.conv1.0.weight"] - after["backbone.net.conv1.0.weight"]).abs().max()
     assert distance < 0.01  # one small step away from where it started
@@ -241,9 +259,11 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
 
     capsys.readouterr()
     other = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "x"), "--model.channels", "32"]
-    with pytest.warns(UserWarning, match="start anew"):
-        assert main(other) == 2
-    assert "the weights do not fit the model; " in capsys.readouterr().err
+    assert main(other) == 2
+    said = f"{tmp_path / 'scenes'}: its weights do not fit, for it has channels"
+    err = capsys.readouterr().err
+    assert said in err
+    assert "instead of 32; give the same by --model.NAME" in err
 
 
 def test_splits_can_be_joined(tmp_path: Path) -> None:

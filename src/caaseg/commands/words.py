@@ -1,5 +1,6 @@
 """What commands read from the words of an option, and what they say when it is not that."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,9 +79,19 @@ def check_writable(**files: str | Path | None) -> None:
     for option, file in files.items():
         if file is not None and file != "-" and (str(file) in ("", ".") or Path(file).is_dir()):
             raise ValueError(f"--{option} is {str(file)!r}; expected the name of a file")
+        if file is not None and file != "-":
+            _check_permitted(Path(file), f"--{option}")
 
 
 def check_folder(path: Path, option: str) -> None:
     """Refuse, before any work, a folder's name that is a file's."""
     if path.exists() and not path.is_dir():
         raise ValueError(f"{option} is {str(path)!r}, which is a file; expected a folder, there or not")
+    _check_permitted(path, option)
+
+
+def _check_permitted(path: Path, option: str) -> None:
+    """Whatever is there of a path must let its rest be made."""
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not os.access(there, os.W_OK):
+        raise ValueError(f"{option} is {str(path)!r}, but {there} may not be written to; give another place")

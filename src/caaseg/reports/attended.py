@@ -30,6 +30,7 @@ ROW: Colour = (255, 158, 74)
 GROUND = 0.45  # how bright the image is where nothing looks
 DECADES = 3  # powers of ten between the brightest and nothing: most weights are far below the strongest
 BARS = 6  # channels on each side of the chart of gates
+ALIKE = 0.01  # gates that differ by less look the same as bars
 
 INSTEAD = {
     "fcn": "An FCN head has no attention. What a pixel is, it tells from the backbone's features right around it.",
@@ -94,7 +95,7 @@ def gate_chart(gates: Tensor) -> str:
     order = gates.argsort(descending=True, stable=True).tolist()
     few = min(BARS, len(order) // 2) or 1
     strongest, weakest = ([(k, gates[k].item()) for k in ids] for ids in (order[:few], order[::-1][:few]))
-    return _part("gates", strongest, weakest, len(order))
+    return _part("gates", strongest, weakest, len(order), strongest[0][1] - weakest[0][1] < ALIKE)
 
 
 def pixel_note(looked: PixelAttention | None, head: str, name: str, pixel: tuple[int, int], size: Sequence[int]) -> str:

@@ -243,12 +243,13 @@ def _record(task: Task) -> None:
             raise ValueError(
                 f"{path}: not a record of predictions; expected what caaseg predict wrote; give another --out"
             ) from error
-        if other:
+        if not other:
+            return
+        if any(result.is_file() and result != path and result.name[0] != "." for result in task.out.rglob("*")):
             raise ValueError(
                 f"{path.parent}: holds predictions of another {' and another '.join(other)}; "
                 "give another --out, or remove that folder"
             )
-        return
     with written_whole(path) as aside:
         aside.write_text(json.dumps({"caaseg": caaseg.__version__, "made_by": made_by}, indent=1) + "\n")
 

@@ -45,7 +45,8 @@ Device = Literal["auto", "cpu", "cuda"]
 RECIPE = "recipe.yaml"
 LOG_EVERY = 10  # steps between two lines of the journal
 WITHOUT_IMAGE_LEVEL = ("fcn", "danet")  # heads
-MAY_CHANGE = {"data.root", "data.workers", "data.keep"}  # on resume: they change nothing that is learned
+# On resume: they change nothing that is learned. A run that stops at bad files has skipped none so far.
+MAY_CHANGE = {"data.root", "data.workers", "data.keep", "data.bad_files"}
 
 
 class Progress(NamedTuple):
@@ -145,6 +146,8 @@ def train(
             raise ValueError(too_large(when, recipe, crops)) from error
         finally:
             conduct.close()
+            if start == module.step == 0 and is_first_rank():  # the folder is free for another try, by other values
+                (folder / RECIPE).unlink(missing_ok=True)
     return conduct.result(module.step if start < recipe.steps else start)
 
 
@@ -334,12 +337,32 @@ def build_model(recipe: Recipe, data: SegmentationDataset, init_from: str | Path
     pretrained = recipe.model.pretrained
     model = Segmenter(config, hub_weights=pretrained is True and init_from is None)
     if init_from is not None:
-        other = load_model(init_from, num_classes=config.num_classes)
-        check_fits(model, other.state_dict(), str(init_from))
+        with warnings.catch_warnings(record=True, action="always") as said:
+            other = load_model(init_from, num_classes=config.num_classes)
+        _check_same_network(model, other, init_from)
+        for warning in said:
+            logger.warning("%s", warning.message)
         model.load_state_dict(other.state_dict())
     elif not isinstance(pretrained, bool):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model
+
+
+def _check_same_network(model: Segmenter, other: Segmenter, source: str | Path) -> None:
+    """Refuse weights of another network, by what it is: a list of its weights would tell nobody."""
+    try:
+        check_fits(model, other.state_dict(), str(source))
+    except ValueError as error:
+        names = [field.name for field in fields(Architecture)]
+        two = {name: (getattr(other.config, name), getattr(model.config, name)) for name in names}
+        changed = {name: (found, wanted) for name, (found, wanted) in two.items() if found != wanted}
+        if not changed:
+            raise
+        listed = ", ".join(f"{name} {found} instead of {wanted}" for name, (found, wanted) in changed.items())
+        raise ValueError(
+            f"{source}: its weights do not fit, for it has {listed}; give the same by --model.NAME, or start from "
+            "another model"
+        ) from error
 
 
 def _state_to_resume(recipe: Recipe, folder: Path, resume: str | Path | None) -> dict[str, Any] | None:
