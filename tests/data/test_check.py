@@ -179,6 +179,39 @@ def test_a_folder_without_named_classes_has_all_its_faults_found(tmp_path: Path)
     assert "a mask of mode RGB" in fault.problem
 
 
+def test_an_image_in_two_splits_of_a_folder_is_one_fault_and_the_others_are_found(tmp_path: Path) -> None:
+    for name in "abcd":
+        trees.save_picture(tmp_path / "images" / f"{name}.jpg")
+        trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1))
+    trees.write_lines(tmp_path / "train.txt", ["a", "b", "c"])
+    trees.write_lines(tmp_path / "val.txt", ["c.jpg", "d"])
+    (tmp_path / "masks" / "d.png").unlink()
+    findings = check("folder", tmp_path, quiet)
+    leaked, missing = findings.faults
+    assert f"{tmp_path}: images in both train.txt and val.txt: c; expected each in one split" in leaked.problem
+    assert "remove each from one of the two" in leaked.problem
+    assert "d.png: no such file" in missing.problem
+    assert [found.images for found in findings.splits] == [3, 2]
+
+
+def test_a_folder_of_one_image_has_a_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trees.save_picture(tmp_path / "images" / "a.jpg")
+    trees.save_mask(tmp_path / "masks" / "a.png", trees.values_of(0, 1))
+    code, found, shown = checked(capsys, "folder", "--root", str(tmp_path))
+    assert code == 2
+    (fault,) = found["faults"]
+    assert fault["split"] == "train"
+    assert "one image: train has none" in shown
+    assert "give at least two images, or name those of each split in train.txt and val.txt" in shown
+
+
+def test_a_folder_without_masks_has_one_fault(tmp_path: Path) -> None:
+    trees.save_picture(tmp_path / "images" / "a.jpg")
+    trees.save_picture(tmp_path / "masks" / "a.jpg")
+    (fault,) = check("folder", tmp_path, quiet).faults
+    assert "masks: no masks found, only other files (1 .jpg)" in fault.problem
+
+
 def test_the_command_writes_its_file_and_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trees.camvid(tmp_path / "camvid")
     target = tmp_path / "found.json"

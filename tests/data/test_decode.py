@@ -218,6 +218,23 @@ def test_colour_masks_give_their_colours(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_colour_mask(tmp_path / "palette.png"), np.array(palette.convert("RGB")))
 
 
+def test_black_and_white_in_rgb_gives_0_and_255_where_asked_for_and_no_other_colour_does(tmp_path: Path) -> None:
+    values = np.where(np.arange(12 * 16).reshape(12, 16) % 3 == 0, 255, 0).astype(np.uint8)
+    for mode in ("RGB", "RGBA"):
+        Image.fromarray(values).convert(mode).save(tmp_path / f"{mode}.png")
+        np.testing.assert_array_equal(read_mask(tmp_path / f"{mode}.png", black_and_white=True), values)
+        with pytest.raises(BadFileError, match=rf"{mode}\.png: a mask of mode {mode}; expected one channel"):
+            read_mask(tmp_path / f"{mode}.png")
+    for colour in ((0, 0, 255), (255, 255, 0), (255, 0, 255), (1, 1, 1), (254, 254, 254), (128, 128, 128)):
+        mask = Image.fromarray(values).convert("RGB")
+        mask.putpixel((5, 7), colour)
+        mask.save(tmp_path / "other.png")
+        with pytest.raises(
+            BadFileError, match=re.escape(f"other.png: a mask of mode RGB; found the colour {colour}, ")
+        ):
+            read_mask(tmp_path / "other.png", black_and_white=True)
+
+
 def test_masks_of_the_wrong_kind_are_refused_by_name(tmp_path: Path) -> None:
     picture(1).save(tmp_path / "rgb.png")
     with pytest.raises(BadFileError, match=r"rgb\.png: a mask of mode RGB; expected one channel.*colour of each class"):

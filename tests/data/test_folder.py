@@ -1,12 +1,14 @@
 """A folder of images and masks: splits, meanings of values, and what is never guessed silently."""
 
 import logging
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from caaseg.data.catalogue import open_dataset
 from caaseg.data.folder import Folder, Meaning, read_meaning, splits_in
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data import trees
@@ -70,6 +72,83 @@ def test_subfolders_say_the_splits(tmp_path: Path) -> None:
     assert Folder(tmp_path, "test").missing() == [tmp_path / "masks" / "test" / "1.png"]
 
 
+@pytest.mark.parametrize("again", ["b", "b.jpg", "./b"])
+def test_an_image_in_two_lists_is_not_trained_with(tmp_path: Path, again: str) -> None:
+    make(tmp_path, 0, 1, names=["a", "b", "c", "d"], classes="classes: [x, y]")
+    trees.write_lines(tmp_path / "train.txt", ["a", "b"])
+    trees.write_lines(tmp_path / "val.txt", [again, "c"])
+    trees.write_lines(tmp_path / "test.txt", ["d"])
+    for split in ("train", "val"):
+        with pytest.raises(BadFileError, match=r"images in both train\.txt and val\.txt: b.*; expected.*; remove each"):
+            open_dataset("folder", tmp_path, split)
+    assert len(open_dataset("folder", tmp_path, "test")) == 1
+    trees.write_lines(tmp_path / "val.txt", ["c"])
+    assert len(open_dataset("folder", tmp_path, "train")) == 2
+    trees.write_lines(tmp_path / "test.txt", ["c"])  # val is test: nothing is learned from either
+    assert [len(open_dataset("folder", tmp_path, split)) for split in ("train", "val", "test")] == [2, 1, 1]
+    (tmp_path / "val.txt").write_bytes(b"\xff")  # the fault of val, not of train
+    assert len(open_dataset("folder", tmp_path, "train")) == 2
+
+
+def test_links_to_training_images_are_no_other_images(tmp_path: Path) -> None:
+    make(tmp_path, 0, 1, names=["train/a", "train/b"], classes="classes: [x, y]")
+    for kind in ("images", "masks"):
+        (tmp_path / kind / "val").symlink_to("train")
+    with pytest.raises(
+        BadFileError, match=r"images in both train and val: train/a \(val/a\), train/b \(val/b\); expected"
+    ):
+        open_dataset("folder", tmp_path, "val")
+
+
+def test_a_split_without_images_says_what_to_give(tmp_path: Path) -> None:
+    make(tmp_path, 0, 1, names=["a"], classes="classes: [x, y]")
+    with pytest.raises(BadFileError, match=r"one image: train has none, .*give at least two images, or.* val\.txt"):
+        open_dataset("folder", tmp_path, "train")
+    assert len(open_dataset("folder", tmp_path, "val")) == 1  # a model trained elsewhere may be scored on it
+    make(tmp_path, 0, 1, names=["b"])
+    with pytest.raises(BadFileError, match=r"2 images: train has none, since all are kept for val"):
+        open_dataset("folder", tmp_path, "train", val_fraction=0.9)
+    trees.write_lines(tmp_path / "train.txt", [])
+    with pytest.raises(BadFileError, match=r"train\.txt: no names, so train has no images; expected a name a line"):
+        open_dataset("folder", tmp_path, "train")
+
+
+def test_folders_without_images_say_what_is_there(tmp_path: Path) -> None:
+    make(tmp_path / "split", 0, 1, names=["train/a"], classes="classes: [x, y]")
+    (tmp_path / "split" / "images" / "val").mkdir()
+    with pytest.raises(
+        BadFileError, match=r"images/val: no images found, the folder is empty; expected files that end"
+    ):
+        open_dataset("folder", tmp_path / "split", "val")
+    make(tmp_path / "other", 0, 1, names=["a"], classes="classes: [x, y]")
+    (tmp_path / "other" / "images" / "a.jpg").rename(tmp_path / "other" / "images" / "a.gif")
+    with pytest.raises(BadFileError, match=r"images: no images found, only other files \(1 \.gif\); expected files"):
+        open_dataset("folder", tmp_path / "other", "train")
+
+
+def test_a_folder_without_masks_says_what_is_there_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "masks").mkdir()
+    with pytest.raises(
+        BadFileError, match=r"masks: no masks found, the folder is empty;.*put images into.*none either"
+    ):
+        Folder(tmp_path, "train")
+    trees.save_picture(tmp_path / "images" / "a.jpg")
+    for split in ("train", "val"):
+        with pytest.raises(
+            BadFileError, match=r"masks: no masks found, the folder is empty; expected.*; save the masks"
+        ):
+            Folder(tmp_path, split)
+    trees.save_picture(tmp_path / "masks" / "a.jpg")
+    (tmp_path / "masks" / "notes.txt").write_text("")
+    jpeg = r"masks: no masks found, only other files \(1 \.jpg, 1 \.txt\); .*JPEG changes the values.*again as PNG"
+    with pytest.raises(BadFileError, match=jpeg):
+        Folder(tmp_path, "train")
+    (tmp_path / "classes.yaml").write_text("classes: [x, y]")  # named classes make them no masks
+    with pytest.raises(BadFileError, match=jpeg):
+        Folder(tmp_path, "train")
+
+
 def test_black_and_white_masks_are_two_classes_and_it_is_announced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,6 +160,50 @@ def test_black_and_white_masks_are_two_classes_and_it_is_announced(
     (record,) = caplog.records  # one look for all splits
     assert "the masks hold only 0 and 255: read as two classes" in record.getMessage()
     assert "with nothing ignored" in record.getMessage()
+
+
+@pytest.mark.parametrize("modes", [["RGB"], ["RGBA"], ["LA"], ["L", "RGB", "RGBA", "LA"]])
+@pytest.mark.parametrize("classes", [None, "classes: {background: 0, foreground: 255}"])
+def test_black_and_white_in_colours_is_read_as_in_grey(tmp_path: Path, modes: list[str], classes: str | None) -> None:
+    make(tmp_path, 0, 255, classes=classes)
+    grey = Folder(tmp_path, "train")
+    labels = [grey[k].label for k in range(len(grey))]
+    for k, name in enumerate(NAMES):
+        path = tmp_path / "masks" / f"{name}.png"
+        with Image.open(path) as mask:
+            mask.convert(modes[k % len(modes)]).save(path)
+    coloured = Folder(tmp_path, "train")
+    assert coloured.classes == grey.classes == ("background", "foreground")
+    assert coloured.palette == grey.palette
+    read_label = pickle.loads(pickle.dumps(coloured.read_label))  # as spawned workers get it
+    for k, pair in enumerate(coloured.pairs):
+        assert coloured[k].label.equal(labels[k])
+        assert pair.label is not None
+        np.testing.assert_array_equal(read_label(pair.label), labels[k])
+
+
+def test_black_and_white_in_colours_among_class_ids_is_refused_never_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path, 0, 1)
+    train = Folder(tmp_path, "train")
+    path = train.pairs[0].label
+    assert path is not None
+    Image.fromarray(trees.values_of(0, 255).astype(np.uint8)).convert("RGB").save(path)
+    caplog.clear()
+    train = Folder(tmp_path, "train")
+    assert train.classes == ("0", "1")
+    assert "values 0, 1; nothing is ignored" in caplog.text
+    with pytest.raises(BadFileError, match=r"a mask of mode RGB; expected one channel .* in classes\.yaml"):
+        train[0]
+
+
+def test_a_see_through_black_and_white_mask_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, 0, 255)
+    for name in NAMES:
+        Image.new("RGBA", (16, 12), (255, 255, 255, 0)).save(tmp_path / "masks" / f"{name}.png")
+    with pytest.raises(BadFileError, match="a mask with transparent pixels; expected none"):
+        Folder(tmp_path, "train")
 
 
 def test_black_and_white_masks_under_names_alone_are_an_error_never_ignored(tmp_path: Path) -> None:
@@ -146,7 +269,10 @@ def test_rgb_masks_go_through_the_colour_table(tmp_path: Path) -> None:
     with pytest.raises(BadFileError, match=r"colours \(1, 2, 3\) are outside the colour table; .* under ignore"):
         dataset[0]
     (tmp_path / "classes.yaml").unlink()
-    with pytest.raises(BadFileError, match=r"a mask of mode RGB;.*give the colour of each class"):
+    advice = r"give the colour of each class in classes\.yaml, such as: classes: \{background: \[0, 0, 0\], cat: \[192"
+    with pytest.raises(
+        BadFileError, match=rf"a mask of mode RGB; found the colour \(\d+, .*black and white alone;.*{advice}"
+    ):
         Folder(tmp_path, "train")
 
 

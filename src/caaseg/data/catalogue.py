@@ -233,6 +233,8 @@ def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> Se
     if root is None and entry.has_files:
         raise ValueError(f"{name} needs the folder that its files are in; give it as --root")
     dataset = entry.open(root, split, **options)
+    if isinstance(dataset, PairDataset) and dataset.faults:
+        raise BadFileError(dataset.faults[0])
     if len(dataset) == 0:
         raise BadFileError(f"{root}: no images in split {split} of {name}; expected some; see caaseg data list")
     if isinstance(dataset, PairDataset) and (absent := dataset.missing()):

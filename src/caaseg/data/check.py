@@ -61,6 +61,8 @@ def check(name: str, root: Path, report: Report) -> Findings:
         if not isinstance(dataset, PairDataset):
             raise ValueError(f"{name} has no files to check")
         opened[split] = dataset
+        said = {fault.problem for fault in findings.faults}  # two splits may share a fault
+        findings.faults += [Fault(split, root, problem) for problem in dataset.faults if problem not in said]
     total = sum(len(dataset) for dataset in opened.values())
     done = 0
     for split, dataset in opened.items():

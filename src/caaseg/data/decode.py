@@ -25,6 +25,7 @@ MASK_FORMATS = ("PNG", "BMP", "TIFF")  # JPEG and the like change values
 
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
+COLOURS_TELL = "give the colour of each class if colours tell the classes"
 PACKED_GREY = {"L;2": 85, "L;4": 17}
 """Pillow spreads the values of greyscale PNG of 2 and 4 bits over 0 to 255; by these a mask's come back."""
 
@@ -46,17 +47,24 @@ def image_pixels(image: Image.Image, where: str) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_mask(path: Path) -> NDArray[Any]:
-    """The raw values of an index or palette mask, (H, W): uint8, or a wider integer where the file is 16 or 32 bits."""
+def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLOURS_TELL) -> NDArray[Any]:
+    """The raw values of an index or palette mask, (H, W): uint8, or a wider integer where the file is 16 or 32 bits.
+
+    Args:
+        path: the mask.
+        black_and_white: take RGB too where it holds nothing but black and white, as 0 and 255: many editors save so.
+        advice: what to do about a mask in colours.
+    """
     with _opened(path, MASK_FORMATS, "a mask") as opened:
         packing = PACKED_GREY.get(_raw_mode(opened), 1)
         image = _upright(opened)
-        if image.mode == "LA":
+        if image.mode == "LA" or (image.mode == "RGBA" and black_and_white):
             image = _without_alpha(image, path)
+        if image.mode == "RGB" and black_and_white:
+            return _black_and_white(image, path, advice)
         if image.mode not in ("1", "L", "P", "I", *SIXTEEN_BIT):
             raise BadFileError(
-                f"{path}: a mask of mode {image.mode}; expected one channel of class ids or a palette; "
-                "give the colour of each class if colours tell the classes"
+                f"{path}: a mask of mode {image.mode}; expected one channel of class ids or a palette; {advice}"
             )
         values = np.array(image, dtype=np.uint8 if image.mode == "1" else None)
     return values // packing if packing > 1 else values
@@ -142,6 +150,19 @@ def _without_alpha(image: Image.Image, path: Path) -> Image.Image:
     if image.getextrema()[-1] != (255, 255):
         raise BadFileError(f"{path}: a mask with transparent pixels; expected none; save it without transparency")
     return image.convert(image.mode.removesuffix("A"))
+
+
+def _black_and_white(image: Image.Image, path: Path, advice: str) -> NDArray[np.uint8]:
+    """0 where an RGB mask is black and 255 where it is white, (H, W); any other colour is an error."""
+    red, green, blue = (np.array(channel) for channel in image.split())
+    other = (red != green) | (green != blue) | ((red != 0) & (red != 255))
+    if other.any():
+        colour = tuple(int(channel[other][0]) for channel in (red, green, blue))
+        raise BadFileError(
+            f"{path}: a mask of mode RGB; found the colour {colour}, expected one channel of class ids, a palette, or "
+            f"black and white alone; {advice}"
+        )
+    return red
 
 
 def _raw_mode(image: ImageFile.ImageFile) -> str:

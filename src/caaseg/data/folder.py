@@ -1,7 +1,7 @@
 """Your own data: a folder with images/ and masks/, a mask of the same name for every image.
 
 Splits are lists (train.txt, val.txt, test.txt: a name a line), or folders (images/train/, masks/train/, ...), or, where
-there are neither, a seeded share of the images is kept for val.
+there are neither, a seeded share of the images is kept for val. An image of train in another split is a fault.
 
 What the masks' values mean is said in classes.yaml beside them, in one of three ways:
 
@@ -11,15 +11,19 @@ What the masks' values mean is said in classes.yaml beside them, in one of three
     ignore: [255]                                       # values or colours not to look at; none if left out
 
 Without that file every mask is looked at, and what was found is logged. Nothing is ignored that was not said or found:
-a black and white mask under the first way is an error, not "background and ignore".
+a black and white mask under the first way is an error, not "background and ignore". Black and white may be saved as
+RGB: its values are 0 and 255 all the same.
 """
 
 import hashlib
 import logging
-from collections.abc import Callable
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +32,7 @@ import yaml
 from numpy.typing import NDArray
 
 from caaseg.data.decode import read_mask
-from caaseg.data.labels import MAX_CLASSES, ColourTable, LabelTable, distinct_colours
+from caaseg.data.labels import MAX_CLASSES, ColourTable, LabelTable, distinct_colours, some
 from caaseg.data.pairs import IMAGE_SUFFIXES, MASK_SUFFIXES, Pair, PairDataset, by_stem, check_split, read_names
 from caaseg.data.sample import IGNORE, BadFileError, Colour
 
@@ -36,6 +40,11 @@ log = logging.getLogger(__name__)
 
 CLASSES_FILE = "classes.yaml"
 SPLITS = ("train", "val", "test")
+BLACK_AND_WHITE = {0, 255}
+COLOUR_ADVICE = (
+    f"save the mask so, or give the colour of each class in {CLASSES_FILE}, such as: "
+    "classes: {background: [0, 0, 0], cat: [192, 0, 0]}"
+)
 
 Value = int | Colour
 """What a mask stores for a class: a number, or a colour."""
@@ -48,13 +57,16 @@ class Meaning:
     classes: dict[str, Value]
     """The value of each class, in the order of class ids."""
     ignore: tuple[Value, ...] = ()
+    black_and_white: bool = True
+    """Whether RGB masks of black and white are read, as 0 and 255. Among masks of class ids nobody said what 255 is."""
 
     def reader(self) -> Callable[[Path], NDArray[np.uint8]]:
         """What reads a mask file into class ids."""
         ids = {value: k for k, value in enumerate(self.classes.values())} | dict.fromkeys(self.ignore, IGNORE)
         numbers = {value: k for value, k in ids.items() if isinstance(value, int)}
         if len(numbers) == len(ids):
-            return LabelTable(numbers, advice=f"correct the mask, or add them to {CLASSES_FILE}").read
+            table = LabelTable(numbers, advice=f"correct the mask, or add them to {CLASSES_FILE}")
+            return partial(_read_ids, table=table, black_and_white=self.black_and_white)
         return ColourTable({value: k for value, k in ids.items() if not isinstance(value, int)}).read
 
     def palette(self) -> tuple[Colour, ...]:
@@ -87,14 +99,26 @@ class Folder(PairDataset):
             if not folder.is_dir():
                 raise ValueError(f"{folder}: no such folder; expected images/ and masks/ in {root}; see --root")
         check_split(str(root), split, splits_in(root))
-        meaning = meaning or read_meaning(root)
         images, masks = _found(root / "images", IMAGE_SUFFIXES), _found(root / "masks", MASK_SUFFIXES)
+        if not masks and split != "test":
+            raise _no_masks(root)
+        meaning = meaning or read_meaning(root)
         names = _names(root, split, images, val_fraction, seed)
         unlabelled = split == "test" and not any(name in masks for name in names)
+
+        def image_of(name: str) -> Path:
+            return images.get(name, root / "images" / f"{name}.jpg")
+
         pairs = []
         for name in names:
             mask = None if unlabelled else masks.get(name, root / "masks" / f"{name}.png")
-            pairs.append(Pair(name, images.get(name, root / "images" / f"{name}.jpg"), mask))
+            pairs.append(Pair(name, image_of(name), mask))
+        images_of = {split: {pair.name: pair.image for pair in pairs}}
+        for other in splits_in(root):
+            if other != split:
+                with suppress(BadFileError):  # a list that cannot be read is an error when its own turn comes
+                    others = _names(root, other, images, val_fraction, seed)
+                    images_of[other] = {name: image_of(name) for name in others}
         super().__init__(
             pairs,
             classes=tuple(meaning.classes),
@@ -102,6 +126,7 @@ class Folder(PairDataset):
             read_label=meaning.reader(),
             # A list may leave files out; otherwise each should have its partner.
             owned=() if _by_lists(root) else ((root / "images", "**/*"), (root / "masks", "**/*")),
+            faults=[_empty(root, split, len(images))] if not pairs else _shared(root, split, images_of),
         )
 
 
@@ -148,27 +173,25 @@ def look(root: Path) -> Meaning:
     """What the masks' values may stand for, by reading every mask; what is taken for what is logged.
 
     Only 0 and 255 are a black and white mask: two classes, never "a class and ignore". A mask that cannot be read tells
-    nothing here; it is an error when its turn comes.
+    nothing here; it is an error when its turn comes. So is a mask in colours, unless all masks are black and white.
     """
     masks = _found(root / "masks", MASK_SUFFIXES).values()
+    if not masks:
+        raise _no_masks(root)
     return _look(root, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in masks))
 
 
 @lru_cache(maxsize=4)
 def _look(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> Meaning:
     """Times and sizes come along so that every split of a folder is answered by one look, until a mask changes."""
-    found: set[int] = set()
-    errors = []
-    with ThreadPoolExecutor() as pool:
-        for values in pool.map(_values, (path for path, _, _ in masks)):
-            if isinstance(values, BadFileError):
-                errors.append(values)
-            else:
-                found |= values
+    found, errors = _values_in(path for path, _, _ in masks)
+    if errors and found <= BLACK_AND_WHITE:
+        more, errors = _values_in(errors, black_and_white=True)
+        found |= more
     if errors and not found:
-        raise errors[0]
+        raise next(iter(errors.values()))
     how = f"write {root / CLASSES_FILE} to name the classes or to say otherwise"
-    if found == {0, 255}:
+    if found == BLACK_AND_WHITE:
         log.warning(
             "%s: the masks hold only 0 and 255: read as two classes, background (0) and foreground (255), "
             "with nothing ignored; %s",
@@ -187,14 +210,37 @@ def _look(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> Meaning:
     ignored = f"{IGNORE} is ignored" if IGNORE in found else "nothing is ignored"
     listed = ", ".join(map(str, classes))
     log.warning("%s: found %d classes by looking, values %s; %s; %s", root, len(classes), listed, ignored, how)
-    return Meaning({str(value): value for value in classes}, (IGNORE,) if IGNORE in found else ())
+    ignore = (IGNORE,) if IGNORE in found else ()
+    return Meaning({str(value): value for value in classes}, ignore, black_and_white=found <= BLACK_AND_WHITE)
 
 
-def _values(path: Path) -> set[int] | BadFileError:
-    try:
-        return set(np.unique(read_mask(path)).tolist())
-    except BadFileError as error:
-        return error
+def _values_in(paths: Iterable[Path], *, black_and_white: bool = False) -> tuple[set[int], dict[Path, BadFileError]]:
+    """The values of all masks together, and what is wrong with each that cannot be read."""
+
+    def values(path: Path) -> tuple[Path, set[int] | BadFileError]:
+        try:
+            return path, set(np.unique(_read_raw(path, black_and_white)).tolist())
+        except BadFileError as error:
+            return path, error
+
+    found: set[int] = set()
+    errors: dict[Path, BadFileError] = {}
+    with ThreadPoolExecutor() as pool:
+        for path, held in pool.map(values, paths):
+            if isinstance(held, BadFileError):
+                errors[path] = held
+            else:
+                found |= held
+    return found, errors
+
+
+def _read_raw(path: Path, black_and_white: bool) -> NDArray[Any]:
+    return read_mask(path, black_and_white=black_and_white, advice=COLOUR_ADVICE)
+
+
+def _read_ids(path: Path, *, table: LabelTable, black_and_white: bool) -> NDArray[np.uint8]:
+    """Not a closure: workers that are spawned get it pickled."""
+    return table.apply(_read_raw(path, black_and_white), path)
 
 
 def _value(value: Any, path: Path) -> Value:
@@ -222,6 +268,74 @@ def _found(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
         for stem, path in by_stem(place, suffixes).items():
             found[(place / stem).relative_to(folder).as_posix()] = path
     return found
+
+
+def _no_masks(root: Path) -> BadFileError:
+    """What to say of a folder of masks without any."""
+    folder = root / "masks"
+    endings = _endings(folder)
+    if not _found(root / "images", IMAGE_SUFFIXES):
+        advice = f"put images into {root / 'images'}, which has none either, and their masks here"
+    elif endings.keys() & {".jpg", ".jpeg"}:
+        advice = (
+            "JPEG changes the values and is not taken: export the masks again as PNG, since a converted JPEG keeps the "
+            "changed values"
+        )
+    else:
+        advice = "save the masks as PNG and put them here"
+    return BadFileError(
+        f"{folder}: no masks found, {_counted(endings)}; expected a mask of the same name for each image, that ends in "
+        f"{', '.join(MASK_SUFFIXES)}; {advice}"
+    )
+
+
+def _empty(root: Path, split: str, number: int) -> str:
+    """What to say of a split without images, in a folder with so many."""
+    if _by_lists(root):
+        return f"{root / f'{split}.txt'}: no names, so {split} has no images; expected a name a line; write some"
+    folder = root / "images"
+    if number and not (folder / "train").is_dir():
+        images = "one image" if number == 1 else f"{number} images"
+        return (
+            f"{root}: {images}: {split} has none, since all are kept for val; expected at least two, one to learn from "
+            "and one to score; give at least two images, or name those of each split in train.txt and val.txt"
+        )
+    folder = folder / split if number else folder
+    return (
+        f"{folder}: no images found, {_counted(_endings(folder))}; expected files that end in "
+        f"{', '.join(IMAGE_SUFFIXES)}; put at least one here for each split, or remove the folder of a split not needed"
+    )
+
+
+def _shared(root: Path, split: str, images_of: Mapping[str, Mapping[str, Path]]) -> Iterator[str]:
+    """What to say where a split has images of train; in the same words whichever of the two is asked about."""
+    # Links are followed: a folder of links to training images is no other set of images.
+    files = {key: {os.path.realpath(path): name for name, path in own.items()} for key, own in images_of.items()}
+    for other in (key for key in ("val", "test") if key in files):  # these two may be one: neither is learned from
+        if split not in ("train", other) or "train" not in files:
+            continue
+        both = [(name, files[other][file]) for file, name in files["train"].items() if file in files[other]]
+        if both:
+            names = [name if name == theirs else f"{name} ({theirs})" for name, theirs in both]
+            places = f"train.txt and {other}.txt" if _by_lists(root) else f"train and {other}"
+            yield (
+                f"{root}: images in both {places}: {some(names)}; expected each in one split, since a score on images "
+                "that were learned from flatters; remove each from one of the two"
+            )
+
+
+def _endings(folder: Path) -> Counter[str]:
+    """How many files of each ending are in a folder and the folders in it; hidden ones do not count."""
+    return Counter(
+        path.suffix.lower() or "without ending"
+        for path in folder.rglob("*")
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
+
+
+def _counted(endings: Counter[str]) -> str:
+    held = ", ".join(f"{number} {ending}" for ending, number in endings.most_common())
+    return f"only other files ({held})" if held else "the folder is empty"
 
 
 def _by_lists(root: Path) -> bool:

@@ -44,7 +44,7 @@ class LabelTable:
         if outside.any():
             stray = np.unique(raw[outside])
             raise BadFileError(
-                f"{path}: label values {_some(stray.tolist())} are outside the table; expected {_ranges(self._known)}; "
+                f"{path}: label values {some(stray.tolist())} are outside the table; expected {_ranges(self._known)}; "
                 f"{self._advice}"
             )
         return ids
@@ -67,7 +67,7 @@ class ColourTable:
         if outside.any():
             stray = [tuple(colour) for colour in np.unique(pixels[outside], axis=0).tolist()]
             raise BadFileError(
-                f"{path}: colours {_some(stray)} are outside the colour table; correct the mask, or add them to the "
+                f"{path}: colours {some(stray)} are outside the colour table; correct the mask, or add them to the "
                 "table, as a class or under ignore"
             )
         return ids
@@ -102,7 +102,8 @@ def distinct_colours(number: int) -> tuple[Colour, ...]:
     return tuple(colours)
 
 
-def _some(values: list[Any]) -> str:
+def some(values: list[Any]) -> str:
+    """The first few of many, for a message."""
     shown = ", ".join(str(value) for value in values[:8])
     return shown if len(values) <= 8 else f"{shown} and {len(values) - 8} more"
 

@@ -36,6 +36,7 @@ class PairDataset:
         palette: tuple[Colour, ...],
         read_label: Callable[[Path], NDArray[np.uint8]],
         owned: Iterable[tuple[Path, str]] = (),
+        faults: Iterable[str] = (),
     ) -> None:
         """Keep what was listed.
 
@@ -45,12 +46,14 @@ class PairDataset:
             palette: its colour.
             read_label: class ids, (H, W), out of a label file.
             owned: folders, each with a pattern, whose every file should be in some split's pairs.
+            faults: what is wrong with the split as a whole; it is neither learned from nor scored on until put right.
         """
         self.pairs = list(pairs)
         self.classes = classes
         self.palette = palette
         self.read_label = read_label
         self.owned = tuple(owned)
+        self.faults = tuple(faults)
 
     def __len__(self) -> int:
         return len(self.pairs)
