@@ -269,3 +269,13 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Image, "open", broken)
     with pytest.raises(BadFileError, match=r"a\.png: cannot be read as an image \(OSError: .*Input/output error"):
         read_image(tmp_path / "a.png")
+
+
+def test_a_file_that_may_not_be_read_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    picture(1).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "open", refused)  # to root nothing is forbidden
+    with pytest.raises(BadFileError, match=r"a\.png: may not be read; change who may read it"):
+        read_image(tmp_path / "a.png")

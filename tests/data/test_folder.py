@@ -90,6 +90,13 @@ def test_an_image_in_two_lists_is_not_trained_with(tmp_path: Path, again: str) -
     assert len(open_dataset("folder", tmp_path, "train")) == 2
 
 
+def test_a_list_without_that_of_train_is_an_error(tmp_path: Path) -> None:
+    make(tmp_path, 0, 1, names=["a", "b", "c"], classes="classes: [x, y]")
+    trees.write_lines(tmp_path / "val.txt", ["a"])
+    with pytest.raises(BadFileError, match=r"val\.txt: no train\.txt beside it; write one, or remove this list too"):
+        open_dataset("folder", tmp_path, "train")
+
+
 def test_links_to_training_images_are_no_other_images(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["train/a", "train/b"], classes="classes: [x, y]")
     for kind in ("images", "masks"):

@@ -104,6 +104,8 @@ def _opened(
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         advice = "scale or cut the image, or raise the limit"
         raise BadFileError(f"{path}: {error}; expected at most {max_pixels:,}; {advice}") from error
+    except PermissionError as error:
+        raise BadFileError(f"{path}: may not be read; change who may read it") from error
     except UnidentifiedImageError as error:
         raise BadFileError(f"{path}: not {what} in any of {', '.join(formats)}; replace or remove the file") from error
     except Exception as error:  # decoders raise everything from SyntaxError to struct.error on damaged files

@@ -98,6 +98,9 @@ class Folder(PairDataset):
         for folder in (root / "images", root / "masks"):
             if not folder.is_dir():
                 raise ValueError(f"{folder}: no such folder; expected images/ and masks/ in {root}; see --root")
+        for other in ("val.txt", "test.txt"):
+            if (root / other).is_file() and not _by_lists(root):
+                raise BadFileError(f"{root / other}: no train.txt beside it; write one, or remove this list too")
         check_split(str(root), split, splits_in(root))
         images, masks = _found(root / "images", IMAGE_SUFFIXES), _found(root / "masks", MASK_SUFFIXES)
         if not masks and split != "test":
