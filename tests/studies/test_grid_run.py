@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -263,7 +262,7 @@ def test_a_cell_says_whether_it_was_alone(beside: str, tmp_path: Path) -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     number = os.getppid() if beside == "another" else ended.pid
-    mark = tmp_path / "grid" / "running" / f"{socket.gethostname()}.{number}"
+    mark = tmp_path / "grid" / f"{grid_run.MARK}{number}"
     mark.parent.mkdir(parents=True)
     mark.touch()
     words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "1", "--out", str(tmp_path / "grid")]

@@ -2,8 +2,8 @@
 
 A cell whose file is there is not run again, with or without its run: so files of cells can be kept, carried elsewhere
 and gone on from. Whatever is killed goes on: a run from its newest checkpoint, the grid from its first open cell.
-Commands that run different rows may share a folder at the same time: each leaves a mark in running/, by which a cell
-knows that it was not alone, and that its speed says nothing.
+Commands that run different rows may share a folder at the same time: each leaves a mark, by which a cell knows that it
+was not alone, and that its speed says nothing.
 """
 
 import gc
@@ -16,7 +16,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -38,6 +38,8 @@ from caaseg.training.journal import read_lines
 from caaseg.training.runs import MAY_CHANGE, Progress, open_split, train
 
 MARGIN = 1.1  # of the time that a cell is thought to take
+MARK = f".running.{socket.gethostname()}."
+"""How a file begins that says that a command is at work here; its process number follows."""
 
 
 class StopSignalError(BaseException):
@@ -133,21 +135,19 @@ def read_cell(path: Path) -> dict[str, Any] | None:
 @contextmanager
 def _marked(grid: Grid) -> Iterator[None]:
     """Let other commands in the same folder see this one."""
-    mark = grid.folder / "running" / f"{socket.gethostname()}.{os.getpid()}"
+    mark = grid.folder / f"{MARK}{os.getpid()}"
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     try:
         yield
     finally:
         mark.unlink(missing_ok=True)
-        with suppress(OSError):  # others are running
-            mark.parent.rmdir()
 
 
 def _is_alone(grid: Grid) -> bool:
     """Whether no other command runs cells of this folder on this machine; marks of killed ones do not count."""
-    for mark in (grid.folder / "running").glob(f"{socket.gethostname()}.*"):
-        number = int(mark.name.rpartition(".")[2])
+    for mark in grid.folder.glob(f"{MARK}*"):
+        number = int(mark.name.removeprefix(MARK))
         if number == os.getpid():
             continue
         try:
