@@ -16,7 +16,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -135,13 +135,16 @@ def read_cell(path: Path) -> dict[str, Any] | None:
 @contextmanager
 def _marked(grid: Grid) -> Iterator[None]:
     """Let other commands in the same folder see this one."""
-    mark = grid.folder / f"{MARK}{os.getpid()}"
+    mark, is_new = grid.folder / f"{MARK}{os.getpid()}", not grid.folder.exists()
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     try:
         yield
     finally:
         mark.unlink(missing_ok=True)
+        if is_new:
+            with suppress(OSError):  # there is something in it: it failed no sooner
+                grid.folder.rmdir()
 
 
 def _is_alone(grid: Grid) -> bool:
