@@ -64,6 +64,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.evaluation.measure import provenance
     from caaseg.models import load_model, with_output_stride
     from caaseg.models.folding import compile_for_inference, folded
+    from caaseg.models.recording import Replayed
     from caaseg.reports import scores as reports
 
     check_writable(json=json)
@@ -94,7 +95,9 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         served = folded(network).to(place)
         if compiled:
             compile_for_inference(served)
-        predictor = Predictor(served, scales=factors, flip=flip, window=area, average=average, precision=precision)
+        predictor = Predictor(
+            Replayed(served), scales=factors, flip=flip, window=area, average=average, precision=precision
+        )
         evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)
     if rank > 0:  # the first process speaks for all
         return 0

@@ -14,7 +14,7 @@ from caaseg.evaluation.measure import Cost, is_out_of_memory, measure
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
 from caaseg.models.folding import compile_for_inference, folded
 from caaseg.models.normalisation import with_fused_normalisation
-from caaseg.models.recording import recorded
+from caaseg.models.recording import Replayed, recorded
 from caaseg.models.resize import resize
 from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
@@ -60,8 +60,8 @@ def measure_model(
     Args:
         name: a head of ours, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:" and the name of a
             model of segmentation_models_pytorch; ":compiled" behind it has torch.compile at it first, ":recorded"
-            behind one of ours replays its training step as recipes with cuda_graph do, ":plain" trains it with torch's
-            own normalisation.
+            behind one of ours replays its training step, as recipes with cuda_graph do, and its inference, ":plain"
+            trains it with torch's own normalisation.
         setting: backbone, sizes and dtype.
         device: where.
         seconds: about how long to repeat each of the two.
@@ -114,6 +114,8 @@ def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: floa
             compile_for_inference(served)
         else:
             served = torch.compile(served)
+    if manner == "recorded":
+        served = Replayed(served)
 
     def infer() -> Tensor:
         with torch.inference_mode(), _autocast(setting, images.device):

@@ -1,17 +1,20 @@
 """A network's step recorded once on a GPU and replayed.
 
-A ResNet-50 launches some 1,500 kernels a training step. On fast GPUs the processor needs longer to launch them than the
-GPU to compute them; a recorded step is one launch.
+A ResNet-50 launches some 1,500 kernels a training step, and some 100 in inference. On fast GPUs the processor needs
+longer to launch them than the GPU to compute them; what is recorded is one launch.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from caaseg.models.segmenter import Prediction, Segmenter
+
+MOST_SIZES = 16
+"""So many sizes of images are recorded by one model; each keeps its logits."""
 
 
 class _Flat(nn.Module):
@@ -56,6 +59,73 @@ def recorded(
         return Prediction(logits, aux, dict(zip(names, others, strict=True)))
 
     return replay
+
+
+class _Size(NamedTuple):
+    """What a recording is good for."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    autocast: torch.dtype | None
+
+
+class _Call(NamedTuple):
+    """A recorded call: what is written into `images` before a replay comes out of `prediction`."""
+
+    graph: torch.cuda.CUDAGraph
+    images: Tensor
+    prediction: Prediction
+
+
+class Replayed(nn.Module):
+    """A model for inference on a GPU. The first call of a size runs as ever, the second is recorded, others replayed.
+
+    On a CPU, in training or where gradients are wanted it is the model itself.
+
+    Args:
+        model: in the mode that it stays in, with weights that stay where they are.
+    """
+
+    def __init__(self, model: Segmenter) -> None:
+        super().__init__()
+        self.model = model
+        self.backbone = model.backbone  # whose mean and deviation a Predictor normalises with
+        self._calls: dict[_Size, _Call | None] = {}  # None after the first
+        self._pool: Any = None  # of all recordings: they run one after the other
+
+    def forward(self, images: Tensor) -> Prediction:
+        if not images.is_cuda or torch.is_grad_enabled() or self.model.training:
+            return self.model(images)  # type: ignore[no-any-return]
+        autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        size = _Size(images.shape, images.stride(), images.dtype, images.device, autocast)
+        if size not in self._calls:
+            if len(self._calls) < MOST_SIZES:
+                self._calls[size] = None
+            return self.model(images)  # type: ignore[no-any-return]
+        call = self._calls[size]
+        if call is None:
+            call = self._calls[size] = self._record(images)
+        call.images.copy_(images)
+        call.graph.replay()
+        logits, aux, branches = call.prediction
+        # What a recording gives is overwritten by its next replay.
+        return Prediction(
+            logits.clone(),
+            None if aux is None else aux.clone(),
+            {name: branch.clone() for name, branch in branches.items()},
+        )
+
+    def _record(self, images: Tensor) -> _Call:
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph, images = torch.cuda.CUDAGraph(), images.clone()
+        with torch.cuda.graph(graph, pool=self._pool):
+            torch.clear_autocast_cache()  # casts of weights belong to the recording, not to what was before it
+            prediction = self.model(images)
+            torch.clear_autocast_cache()
+        return _Call(graph, images, prediction)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from caaseg.files import written_whole
 from caaseg.models import load_model, with_output_stride
 from caaseg.models.folding import compile_for_inference, folded
 from caaseg.models.onnx_model import ONNX_SUFFIX, OnnxModel
+from caaseg.models.recording import Replayed
 from caaseg.reports.pictures import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
 from caaseg.studies.claims import Claims
 
@@ -161,7 +162,7 @@ def open_subject(
     served = folded(network).to(device)
     if compiled:
         compile_for_inference(served)
-    return Subject(served, config.num_classes, config.classes, palette, hashed.hexdigest())
+    return Subject(Replayed(served), config.num_classes, config.classes, palette, hashed.hexdigest())
 
 
 def predict_pictures(

@@ -1,0 +1,74 @@
+"""Calls that are recorded and replayed: the same numbers, of every size, and nothing of one call in another."""
+
+import pytest
+import torch
+
+import caaseg
+from caaseg.models.folding import folded
+from caaseg.models.recording import MOST_SIZES, Replayed
+
+SMALL = {"backbone": "test_resnet", "num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def test_on_a_cpu_it_is_the_model() -> None:
+    model = caaseg.create_model("danet", **SMALL).eval()  # type: ignore[arg-type]
+    images = torch.randn(2, 3, 33, 41)
+    with torch.inference_mode():
+        expected, found = model(images), Replayed(model)(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@needs_gpu
+@pytest.mark.parametrize("autocast", [False, True])
+def test_replays_are_the_model_s_numbers(autocast: bool) -> None:
+    model = caaseg.create_model("danet", aux=True, **SMALL).cuda().eval()  # type: ignore[arg-type]
+    replayed = Replayed(model)
+    sizes = [(2, 3, 33, 41), (1, 3, 64, 48)]
+    kept = []
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        for _ in range(4):
+            for size in sizes:
+                images = torch.randn(size, device="cuda").contiguous(memory_format=torch.channels_last)
+                kept.append((replayed(images), model(images)))
+    torch.testing.assert_close([found for found, _ in kept], [expected for _, expected in kept])
+    assert len(replayed._calls) == len(sizes)
+    assert all(replayed._calls.values())
+
+
+@needs_gpu
+def test_casts_of_weights_outlive_the_call_that_made_them() -> None:
+    """Weights are cast once in an autocast context, and freed at its end: a recording must not refer to these."""
+    model = folded(caaseg.create_model("caa", decoder=True, **SMALL).cuda())  # type: ignore[arg-type]
+    replayed = Replayed(model)
+    for _ in range(5):
+        images = torch.randn(1, 3, 40, 51, device="cuda")
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            found = replayed(images).logits
+        room = torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.bfloat16)  # where freed casts were
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            torch.testing.assert_close(found, model(images).logits)
+        del room
+
+
+@needs_gpu
+def test_where_there_are_many_sizes_the_rest_runs_as_ever() -> None:
+    model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
+    replayed = Replayed(model)
+    with torch.inference_mode():
+        for _ in range(3):
+            for width in range(32, 32 + MOST_SIZES + 4):
+                images = torch.randn(1, 3, 32, width, device="cuda")
+                torch.testing.assert_close(replayed(images), model(images))
+    assert len(replayed._calls) == MOST_SIZES
+
+
+@needs_gpu
+def test_gradients_are_the_model_s() -> None:
+    model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    replayed = Replayed(model)
+    for _ in range(3):
+        replayed(images).logits.sum().backward()
+    assert model.classifier.weight.grad is not None
+    assert not replayed._calls
