@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels
 
 import triton.language as tl
 
-from caaseg.attention import fused, kernels, launching
+from caaseg.attention import fused, kernels, launches, launching
 
 pytestmark = pytest.mark.skipif(
     not (launching.INTERPRETED or torch.cuda.is_available()),
@@ -103,8 +103,8 @@ def test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_form
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 def test_the_same_of_lines_in_several_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "LONGEST", 16)
-    monkeypatch.setattr(fused, "BLOCK", 16 if dtype != torch.float32 else 32)
+    monkeypatch.setattr(launches, "LONGEST", 16)
+    monkeypatch.setattr(launches, "BLOCK", 16 if dtype != torch.float32 else 32)
     test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_forms((2, 50), dtype)
 
 
@@ -181,7 +181,7 @@ def test_second_derivatives_are_refused() -> None:
 
 
 def test_a_gate_too_wide_for_one_launch_is_asked_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_launch_gate", None)
+    monkeypatch.setattr(launches, "gate", None)
     for width, dtype in ((129, torch.float32), (257, torch.bfloat16)):
         gate = ChannelGate(20, width=width).to(DEVICE, dtype)
         pooled = torch.randn(2, 7, 20, device=DEVICE, dtype=dtype)

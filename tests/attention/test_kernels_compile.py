@@ -15,7 +15,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from caaseg.attention import fused, gate_kernels, kernels, long_kernels
+from caaseg.attention import fused, gate_kernels, kernels, launches, long_kernels
 from caaseg.models import normalisation_kernels
 from caaseg.models.upsampled_kernel import cross_entropy_kernel
 
@@ -54,7 +54,7 @@ compiled(kernels.scale_kernel, dict(block=2048))
 compiled(kernels.scale_backward_kernel, dict(block_l=4, block=512))
 for dtype, name in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
     for width in (64, fused.WIDEST_GATE // dtype.itemsize):
-        gate = dict(layers=4, **fused._gate_blocks(512, width, dtype))
+        gate = dict(layers=4, **launches.gate_blocks(512, width, dtype))
         tuned = dict(warps=gate.pop("num_warps"), stages=gate.pop("num_stages"))
         types = dict.fromkeys("pooled first last gates states grad grad_logits grad_states grad_pooled".split(), name)
         types["hidden"] = (name,) * 4
