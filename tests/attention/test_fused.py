@@ -182,10 +182,11 @@ def test_second_derivatives_are_refused() -> None:
 
 def test_a_gate_too_wide_for_one_launch_is_asked_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launches, "gate", None)
-    for width, dtype in ((129, torch.float32), (257, torch.bfloat16)):
-        gate = ChannelGate(20, width=width).to(DEVICE, dtype)
+    narrow, wide = torch.bfloat16, torch.float32
+    for width, dtype, of_weights in ((129, wide, wide), (257, narrow, narrow), (129, narrow, wide)):
+        gate = ChannelGate(20, width=width).to(DEVICE, of_weights)
         pooled = torch.randn(2, 7, 20, device=DEVICE, dtype=dtype)
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(DEVICE, dtype, enabled=dtype != of_weights):
             torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
 
 

@@ -52,12 +52,14 @@ compiled(long_kernels.keys_backward_kernel, dict(long, pooled=True))
 compiled(kernels.pool_kernel, dict(block=8, block_c=512))
 compiled(kernels.scale_kernel, dict(block=2048))
 compiled(kernels.scale_backward_kernel, dict(block_l=4, block=512))
-for dtype, name in ((torch.bfloat16, "*bf16"), (torch.float32, "*fp32")):
-    for width in (64, fused.WIDEST_GATE // dtype.itemsize):
+NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+for dtype, of_weights in ((torch.bfloat16,) * 2, (torch.bfloat16, torch.float32), (torch.float32,) * 2):
+    name, weights = NAMES[dtype], NAMES[of_weights]
+    for width in (64, fused.WIDEST_GATE // of_weights.itemsize):
         gate = dict(layers=4, **launches.gate_blocks(512, width, dtype))
         tuned = dict(warps=gate.pop("num_warps"), stages=gate.pop("num_stages"))
-        types = dict.fromkeys("pooled first last gates states grad grad_logits grad_states grad_pooled".split(), name)
-        types["hidden"] = (name,) * 4
+        types = dict.fromkeys("pooled gates states grad grad_logits grad_states grad_pooled".split(), name)
+        types |= dict(first=weights, last=weights, hidden=(weights,) * 4)
         compiled(gate_kernels.gate_kernel, dict(gate, kept=True), **tuned, **types)
         compiled(gate_kernels.gate_backward_kernel, gate, **tuned, **types)
     types = dict.fromkeys("pooled states grad_logits grad_states".split(), name)
@@ -89,5 +91,5 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=outside, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     sizes = [int(line.split()[1]) for line in done.stdout.splitlines()]
-    assert len(sizes) == 35
+    assert len(sizes) == 40
     assert min(sizes) > 0

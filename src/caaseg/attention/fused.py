@@ -246,7 +246,8 @@ def _plain(gate: Gate, dtype: torch.dtype) -> bool:
         return False
     if not all(type(layer) is nn.Linear and not _is_hooked(layer) for layer in (*gate.hidden, gate.last)):
         return False
-    return gate.last.in_features <= WIDEST_GATE // dtype.itemsize
+    widest = max(dtype.itemsize, gate.last.weight.dtype.itemsize)  # weights are narrowed only behind that memory
+    return gate.last.in_features <= WIDEST_GATE // widest
 
 
 def _is_hooked(module: nn.Module) -> bool:
