@@ -6,6 +6,7 @@ import torch
 import caaseg
 from caaseg.models.folding import folded
 from caaseg.models.recording import MOST_SIZES, Replayed
+from caaseg.models.segmenter import Prediction, resized
 
 SMALL = {"backbone": "test_resnet", "num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -17,6 +18,18 @@ def test_on_a_cpu_it_is_the_model() -> None:
     with torch.inference_mode():
         expected, found = model(images), Replayed(model)(images)
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_what_is_resized_to_the_size_it_has_is_a_copy() -> None:
+    coarse = Prediction(torch.randn(1, 4, 5, 6), torch.randn(1, 4, 5, 6), {"channel": torch.randn(1, 4, 5, 6)})
+    given = resized(coarse, (5, 6))
+    expected = [tensor.clone() for tensor in (coarse.logits, coarse.branches["channel"])]
+    for tensor in (coarse.logits, coarse.aux, coarse.branches["channel"]):
+        assert tensor is not None
+        tensor.zero_()  # as the next replay would overwrite it
+    torch.testing.assert_close([given.logits, given.branches["channel"]], expected)
+    assert given.aux is not None
+    assert given.aux.abs().sum() > 0
 
 
 @needs_gpu

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caaseg.models.segmenter import Prediction, Segmenter
+from caaseg.models.segmenter import Prediction, Segmenter, resized
 
 MOST_SIZES = 16
-"""So many sizes of images are recorded by one model; each keeps its logits."""
+"""So many sizes of images are recorded by one model; each keeps images and coarse logits."""
 
 
 class _Flat(nn.Module):
@@ -72,11 +72,11 @@ class _Size(NamedTuple):
 
 
 class _Call(NamedTuple):
-    """A recorded call: what is written into `images` before a replay comes out of `prediction`."""
+    """A recorded call: of what is written into `images` a replay gives `coarse`."""
 
     graph: torch.cuda.CUDAGraph
     images: Tensor
-    prediction: Prediction
+    coarse: Prediction
 
 
 class Replayed(nn.Module):
@@ -109,13 +109,7 @@ class Replayed(nn.Module):
             call = self._calls[size] = self._record(images)
         call.images.copy_(images)
         call.graph.replay()
-        logits, aux, branches = call.prediction
-        # What a recording gives is overwritten by its next replay.
-        return Prediction(
-            logits.clone(),
-            None if aux is None else aux.clone(),
-            {name: branch.clone() for name, branch in branches.items()},
-        )
+        return resized(call.coarse, images.shape[2:])  # which the next replay does not overwrite
 
     def _record(self, images: Tensor) -> _Call:
         if self._pool is None:
@@ -123,9 +117,9 @@ class Replayed(nn.Module):
         graph, images = torch.cuda.CUDAGraph(), images.clone()
         with torch.cuda.graph(graph, pool=self._pool):
             torch.clear_autocast_cache()  # casts of weights belong to the recording, not to what was before it
-            prediction = self.model(images)
+            coarse = self.model.coarse(images)
             torch.clear_autocast_cache()
-        return _Call(graph, images, prediction)
+        return _Call(graph, images, coarse)
 
 
 @contextmanager

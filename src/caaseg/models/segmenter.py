@@ -66,13 +66,7 @@ class Segmenter(nn.Module, HubModel):
 
     def forward(self, images: Tensor) -> Prediction:
         """Normalised images of any size, (N, 3, H, W)."""
-        size = images.shape[2:]
-        coarse = self.coarse(images)
-        return Prediction(
-            logits=resize(coarse.logits, size),
-            aux=None if coarse.aux is None else resize(coarse.aux, size),
-            branches={name: resize(logits, size) for name, logits in coarse.branches.items()},
-        )
+        return resized(self.coarse(images), images.shape[2:])
 
     def coarse(self, images: Tensor) -> Prediction:
         """The same before it is resized: logits at the size of the features. A loss needs no more."""
@@ -91,6 +85,15 @@ class Segmenter(nn.Module, HubModel):
             aux=None if self.aux is None else self.aux(coarse),
             branches={name: self.branch_classifiers[name](branch) for name, branch in branches.items()},
         )
+
+
+def resized(prediction: Prediction, size: Sequence[int]) -> Prediction:
+    """The same for images of that height and width, in tensors of its own."""
+    return Prediction(
+        logits=resize(prediction.logits, size),
+        aux=None if prediction.aux is None else resize(prediction.aux, size),
+        branches={name: resize(logits, size) for name, logits in prediction.branches.items()},
+    )
 
 
 def classifier(in_channels: int, num_classes: int) -> nn.Conv2d:
