@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, cat, nn
 
 from caaseg.attention import ChannelizedAxialAttention
 from caaseg.models.heads import AttentionHead
@@ -52,7 +52,9 @@ def test_the_head_gives_the_authors_numbers() -> None:
 
     for name, unit in (("out_entry", head.entry), ("out_row", head.block), ("out_attention_end", head.exit)):
         unit.register_forward_hook(show(name))
-    head.bottleneck.register_forward_pre_hook(lambda module, inputs: shown.update({"output_concat": inputs[0]}))
+    head.bottleneck[0].register_forward_pre_hook(
+        lambda module, inputs: shown.update({"output_concat": cat([inputs[0], inputs[1].expand_as(inputs[0])], dim=1)})
+    )
     with torch.no_grad():
         fused, branches = head(features)
     assert branches == {}

@@ -6,10 +6,12 @@ from torch import nn
 BN_EPSILON = 1e-3
 
 
-def projection(in_channels: int, out_channels: int, *, kernel_size: int = 1) -> nn.Sequential:
+def projection(
+    in_channels: int, out_channels: int, *, kernel_size: int = 1, kind: type[nn.Conv2d] = nn.Conv2d
+) -> nn.Sequential:
     """Same-size convolution without bias, batch normalisation and ReLU; Glorot-uniform kernels, as the authors have."""
     if in_channels < 1 or out_channels < 1:
         raise ValueError(f"a projection from {in_channels} to {out_channels} channels; expected 1 or more of both")
-    convolution = nn.Conv2d(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False)
+    convolution = kind(in_channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False)
     nn.init.xavier_uniform_(convolution.weight)
     return nn.Sequential(convolution, nn.BatchNorm2d(out_channels, eps=BN_EPSILON), nn.ReLU(inplace=True))

@@ -6,7 +6,7 @@ All but FCN and DANet share the authors' frame and differ in the block alone, so
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import Tensor, cat, nn
+from torch import Tensor, nn
 
 from caaseg.attention import (
     ChannelAttention,
@@ -17,6 +17,7 @@ from caaseg.attention import (
 )
 from caaseg.attention.projection import projection
 from caaseg.config import Architecture
+from caaseg.models.image_level import ImageBiasedConvolution, mean_over_image
 
 DROPOUT = 0.1
 
@@ -58,7 +59,7 @@ class AttentionHead(nn.Module):
         self.exit = projection(channels, channels)
         self.image_level = projection(in_channels, channels)
         self.out_channels = 256
-        self.bottleneck = projection(2 * channels, self.out_channels)
+        self.bottleneck = projection(2 * channels, self.out_channels, kind=ImageBiasedConvolution)
         self.dropout = nn.Dropout(DROPOUT)
         self.branch_channels = {"channel": channels} if isinstance(block, SqueezedAxialAttention) else {}
 
@@ -75,9 +76,12 @@ class AttentionHead(nn.Module):
             attended, branches["channel"] = self.block(entered)
         else:
             attended = self.block(entered)
-        image = self.image_level(features.mean((2, 3), keepdim=True))  # (N, C, 1, 1)
-        both = cat([self.exit(attended), image.expand(-1, -1, *features.shape[2:])], dim=1)  # (N, 2C, H, W)
-        return HeadFeatures(self.dropout(self.bottleneck(both)), branches)
+        image = self.image_level(mean_over_image(features))  # (N, C, 1, 1)
+        both, *rest = self.bottleneck
+        fused: Tensor = both(self.exit(attended), image)  # (N, 256, H, W)
+        for module in rest:
+            fused = module(fused)
+        return HeadFeatures(self.dropout(fused), branches)
 
 
 class SqueezedAxialAttention(nn.Module):

@@ -1,0 +1,64 @@
+"""Image-level features beside maps: the numbers of joined maps, and no map that is not channels last."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from caaseg.models.heads import AttentionHead
+from caaseg.models.image_level import ImageBiasedConvolution, mean_over_image
+
+
+def test_it_is_the_convolution_of_joined_maps() -> None:
+    n, c, others, out, h, w = (int(size) for size in torch.randint(2, 9, (6,)))
+    convolution = ImageBiasedConvolution(c + others, out, 1).double()
+    maps = torch.randn(n, c, h, w, dtype=torch.float64, requires_grad=True)
+    image = torch.randn(n, others, 1, 1, dtype=torch.float64, requires_grad=True)
+    joined = torch.cat([maps, image.expand(-1, -1, h, w)], dim=1)
+    expected, found = F.conv2d(joined, convolution.weight, convolution.bias), convolution(maps, image)
+    torch.testing.assert_close(found, expected)
+    cotangent, inputs = torch.randn_like(found), (maps, image, *convolution.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(found, inputs, cotangent), torch.autograd.grad(expected, inputs, cotangent)
+    )
+
+
+def test_the_mean_and_its_gradients_are_torch_s() -> None:
+    features = torch.randn(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(mean_over_image(features), features.mean((2, 3), keepdim=True))
+    assert torch.autograd.gradcheck(mean_over_image, features)
+    assert torch.autograd.gradgradcheck(mean_over_image, features)
+
+
+class Layouts(TorchDispatchMode):
+    """Notes whatever makes a map that is neither channels last nor one value for many pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+        self.others: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, Tensor) and tensor.dim() == 4 and min(tensor.shape[2:]) > 3 and tensor.shape[1] > 3:
+                self.seen += 1
+                if tensor.stride(1) != 1:
+                    self.others.append(f"{function} {tuple(tensor.shape)} {tensor.stride()}")
+        return made
+
+
+def test_the_frame_of_a_head_keeps_maps_channels_last_forward_and_back() -> None:
+    head = AttentionHead(24, nn.Identity(), channels=16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    features, cotangent = (
+        torch.randn(2, c, 9, 11).contiguous(memory_format=torch.channels_last) for c in (24, head.out_channels)
+    )
+    features.requires_grad_()
+    with Layouts() as layouts:
+        head(features).fused.backward(cotangent)
+    assert layouts.seen > 10
+    assert not layouts.others
+    assert features.grad is not None
+    assert features.grad.is_contiguous(memory_format=torch.channels_last)
