@@ -32,11 +32,11 @@ def test_the_mean_and_its_gradients_are_torch_s() -> None:
     assert torch.autograd.gradgradcheck(mean_over_image, features)
 
 
-class Layouts(TorchDispatchMode):
+class Layouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whatever makes a map that is neither channels last nor one value for many pixels."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen = 0
         self.others: list[str] = []
 

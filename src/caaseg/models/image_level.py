@@ -15,10 +15,10 @@ class ImageBiasedConvolution(nn.Conv2d):
     made: they would be twice the size, and in another layout.
     """
 
-    def forward(self, maps: Tensor, image: Tensor) -> Tensor:
+    def forward(self, maps: Tensor, image: Tensor) -> Tensor:  # type: ignore[override]
         """(N, C, H, W) and (N, C', 1, 1) -> (N, out, H, W), from weights of C + C' channels."""
-        of_maps, of_image = self.weight.split([maps.shape[1], image.shape[1]], dim=1)
-        return F.conv2d(maps, of_maps, self.bias) + F.conv2d(image, of_image)
+        c = maps.shape[1]
+        return F.conv2d(maps, self.weight[:, :c], self.bias) + F.conv2d(image, self.weight[:, c:])
 
 
 def mean_over_image(features: Tensor) -> Tensor:
@@ -44,4 +44,5 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return (grad / (ctx.shape[2] * ctx.shape[3])).expand(ctx.shape)
+        spread: Tensor = (grad / (ctx.shape[2] * ctx.shape[3])).expand(ctx.shape)
+        return spread
