@@ -50,6 +50,7 @@ def test_a_file_is_no_folder_for_results(
     ("words", "option"),
     [
         (["evaluate", "no-model", "--dataset", "scenes", "--json", "locked/new/scores.json"], "--json"),
+        (["evaluate", "no-model", "--dataset", "scenes", "--page", "locked/page.html"], "--page"),
         (["reproduce", "heads", "--dataset", "scenes", "--out", "locked/grid"], "--out"),
     ],
 )

@@ -210,6 +210,36 @@ def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, caps
     assert "names its classes otherwise" not in printed
 
 
+def test_the_page_has_scores_confusions_and_images(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "new" / "page.html"
+    assert main(words(place, "--split", "train", "--workers", "0", "--page", str(page))) == 0
+    assert f"page: {page}" in capsys.readouterr().out
+    text = page.read_text()
+    assert "<h1>model</h1>" in text
+    assert "CamVid, SegNet split (camvid, 11 classes), train: 3 images; scale 1, not mirrored" in text
+    assert text.count('<td class="bar">') == 11
+    assert "What is taken for what" in text
+    assert text.count('<div class="case">') == 3  # two of the best, one of the worst
+    assert "http" not in re.sub(r"data:[^\"]*|http://www.w3.org[^\"]*", "", text)  # it needs no network
+
+
+def test_a_page_is_written_by_one_process(place: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
+    result = subprocess.run(
+        [*launch, *words(place, "--device", "cpu", "--page", str(tmp_path / "page.html"))],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert "--page looks at every image, but 2 processes share them; start one process" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words(place, "--output-stride", "8", "--precision", "bf16", "--workers", "0", "--json", "-")) == 0
     captured = capsys.readouterr()

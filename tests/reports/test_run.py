@@ -11,7 +11,8 @@ from caaseg.data.sample import Batch, Colour
 from caaseg.evaluation.evaluate import Evaluation
 from caaseg.evaluation.extremes import Extremes
 from caaseg.metrics import ConfusionMatrix
-from caaseg.reports.run import heat_map, largest_confusions, row_shares, training_seconds, write_run_page
+from caaseg.reports.evaluation import heat_map, largest_confusions, row_shares
+from caaseg.reports.run import training_seconds, write_run_page
 from tests.training.small import small_recipe
 
 ORIGIN = {

@@ -31,6 +31,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     workers: int = 2,
     batch_size: int = 1,
     json: str | None = None,
+    page: Path | None = None,
     submission: Path | None = None,
 ) -> int:
     """Score a model: mean IoU, pixel and mean accuracy, class by class.
@@ -55,19 +56,22 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         workers: processes that read images while the model computes.
         batch_size: images at once; above 1 they must be of one size.
         json: file for the scores and the confusion matrix; - is standard output.
+        page: file for a page (.html) with scores, confusions, and the images that it did best and worst on.
         submission: for cityscapes, folder for predictions as the evaluation server reads them.
     """
     from caaseg.data.catalogue import open_dataset
     from caaseg.data.cityscapes import save_submission
     from caaseg.evaluation.evaluate import check_classes, evaluate, processes
+    from caaseg.evaluation.extremes import Extremes
     from caaseg.evaluation.inference import Predictor
     from caaseg.evaluation.measure import provenance
     from caaseg.models import load_model, with_output_stride
     from caaseg.models.folding import compile_for_inference, folded
     from caaseg.models.recording import Replayed
     from caaseg.reports import scores as reports
+    from caaseg.reports.evaluation import write_evaluation_page
 
-    check_writable(json=json)
+    check_writable(json=json, page=page)
     if submission is not None:
         if dataset != "cityscapes":
             raise ValueError(f"--submission is for the Cityscapes server, but --dataset is {dataset}; leave it out")
@@ -80,14 +84,18 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     if output_stride is not None:
         network = with_output_stride(network, output_stride)
     console = console_for(json)
-    done = 0
+    done, extremes = 0, Extremes(len(data.classes))
     with processes(device_of(device)) as (place, rank, ranks), progress_bars(console) as report:
+        if page is not None and ranks > 1:
+            raise ValueError(f"--page looks at every image, but {ranks} processes share them; start one process")
 
         def seen(batch: "Batch", predictions: "torch.Tensor") -> None:
             nonlocal done
             done += len(batch.names)
             if rank == 0:
                 report("images", done, -(-len(data) // ranks))
+            if page is not None:
+                extremes.see(batch, predictions)
             if submission is not None:
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)
@@ -110,6 +118,18 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         console.print("Note: the model names its classes otherwise than the data do; check that they are the same.")
     if submission is not None:
         console.print(f"submission: {submission}", soft_wrap=True, highlight=False)
+    if page is not None:
+        write_evaluation_page(
+            page,
+            title=Path(model).name,
+            on=on,
+            how=how,
+            evaluation=evaluation,
+            extremes=extremes,
+            palette=data.palette,
+            origin=provenance(place, COMMAND_LINE),
+        )
+        console.print(f"page: {page}", soft_wrap=True, highlight=False)
     if json is not None:
         described = {"model": model, "dataset": dataset, "split": split, "on": on, "how": how}
         content = {**provenance(place, COMMAND_LINE), **described, **reports.scores_as_json(evaluation)}
