@@ -17,7 +17,8 @@ def test_counts_equal_those_by_hand() -> None:
     gate = c * 16 + 4 * 16 * 16 + 16 * c  # a position
     entry, block = 9 * 512 * c, c * (2 * d + c)
     attention = pixels * (d + c) * (5 + 7)  # scores and gathering, columns and rows
-    frame = pixels * (entry + block + c * c + 2 * c * 256 + 256 * 5) + 512 * c
+    image_level = 512 * c + c * 256  # once, not for every pixel
+    frame = pixels * (entry + block + c * c + c * 256 + 256 * 5) + image_level
     assert counted.gates == (5 + 7) * gate
     assert counted.head == frame + attention
     assert counted.total == counted.backbone + counted.head + counted.gates
