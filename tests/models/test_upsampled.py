@@ -27,7 +27,15 @@ SIZES = [
 def test_loss_and_gradient_are_those_of_resized_logits(
     coarse: tuple[int, int], fine: tuple[int, int], weighted: bool
 ) -> None:
-    classes = 5
+    compare(5, coarse, fine, weighted)
+
+
+@pytest.mark.parametrize("classes", [2, 16, 128, 129, 171, 255])
+def test_there_may_be_up_to_255_classes(classes: int) -> None:
+    compare(classes, (2, 3), (5, 9), weighted=True)
+
+
+def compare(classes: int, coarse: tuple[int, int], fine: tuple[int, int], weighted: bool) -> None:
     logits = (3 * torch.randn(2, classes, *coarse, device=DEVICE)).requires_grad_()
     labels = torch.randint(classes, (2, *fine), dtype=torch.uint8, device=DEVICE)
     labels[torch.rand(labels.shape, device=DEVICE) < 0.3] = IGNORE

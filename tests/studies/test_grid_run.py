@@ -20,8 +20,8 @@ from caaseg.cli import main
 from caaseg.commands import reproduce as command
 from caaseg.studies import grid_run
 from caaseg.studies.grid_report import _cost
+from caaseg.training.conductor import Progress
 from caaseg.training.journal import read_lines
-from caaseg.training.runs import Progress
 from tests.training.small import WORDS
 
 SCENES = ("--dataset", "scenes", "--device", "cpu", *WORDS)

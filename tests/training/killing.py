@@ -18,6 +18,7 @@ import torch
 
 from caaseg.config import Recipe
 from caaseg.training import runs
+from caaseg.training.conductor import Conductor
 from tests.training.small import small_recipe
 
 
@@ -50,13 +51,13 @@ def started(folder: Path, workers: int, checkpoints: int | None = None) -> int:
 
 
 def tell_of(pipe: int) -> None:
-    on_train_start = runs.Conductor.on_train_start
+    on_train_start = Conductor.on_train_start
 
     def told(*arguments: Any) -> None:
         on_train_start(*arguments)
         os.write(pipe, b"!")
 
-    runs.Conductor.on_train_start = told  # type: ignore[method-assign,assignment]
+    Conductor.on_train_start = told  # type: ignore[method-assign,assignment]
 
 
 def dying(save: Any, checkpoints: int) -> Any:

@@ -23,11 +23,13 @@ from caaseg.data.sample import Batch
 from caaseg.evaluation.measure import LiveTensors
 from caaseg.models.segmenter import Prediction
 from caaseg.recipe_files import load_recipe
-from caaseg.training import checkpoints, runs
+from caaseg.training import checkpoints, conductor, runs
+from caaseg.training.conductor import Progress
 from caaseg.training.journal import read_lines
 from caaseg.training.memory import check_kept_fits, least_bytes
 from caaseg.training.module import NonFiniteLossError, TrainingModule
-from caaseg.training.runs import Progress, train
+from caaseg.training.opened import build_model, open_split
+from caaseg.training.runs import train
 from tests.training.small import WORDS, small_recipe
 
 
@@ -139,7 +141,7 @@ def test_speed_is_that_of_the_steps_whatever_was_validated_between(
         step(module, batch, index)
 
     monkeypatch.setattr(TrainingModule, "training_step", slow_step)
-    monkeypatch.setattr(runs, "time", SimpleNamespace(perf_counter=lambda: seconds))
+    monkeypatch.setattr(conductor, "time", SimpleNamespace(perf_counter=lambda: seconds))
     told: list[Progress] = []
     recipe = small_recipe("--steps", "40", "--validate_every", "20", "--checkpoint_every", "20")
     train(recipe, tmp_path / "run", device="cpu", progress=told.append)
@@ -328,7 +330,7 @@ def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
 def test_the_least_that_a_step_takes_is_less_than_it_takes(words: tuple[str, ...]) -> None:
     """A bound above the truth would refuse what can be trained."""
     recipe = small_recipe("--model.head", "fcn", *words)
-    model = runs.build_model(recipe, runs.open_split(recipe, "train"))
+    model = build_model(recipe, open_split(recipe, "train"))
     images = torch.zeros(2, 3, *recipe.data.crop)
     live = LiveTensors([images])
     with live:

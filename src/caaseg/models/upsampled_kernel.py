@@ -79,7 +79,8 @@ def cross_entropy_kernel(
         highest = tl.max(logits, 1)
         powers = tl.exp(logits - highest[:, None])
         summed = tl.sum(powers, 1)
-        is_label = label[:, None] == k[None, :]
+        # Of many classes, the ignored label is the number of a column too.
+        is_label = (label[:, None] == k[None, :]) & (label != ignore)[:, None]
         of_label = tl.sum(tl.where(is_label, logits, 0.0), 1)
         loss = (highest + tl.log(summed) - of_label) * counts
         total += tl.where((left >= first) & (left < first + block_w), loss, 0.0)  # each pixel in one program

@@ -23,9 +23,11 @@ from caaseg.reports.demo import Contender, finding, write_demo_page
 from caaseg.reports.scores import scores_as_json
 from caaseg.studies.training import REPORT, origin_of, train
 from caaseg.training import runs
+from caaseg.training.conductor import Progress, Result
 from caaseg.training.journal import FILE as JOURNAL
 from caaseg.training.journal import read_lines
-from caaseg.training.runs import Device, Progress, Result
+from caaseg.training.opened import open_data
+from caaseg.training.runs import Device
 
 RECIPES = {"FCN": "scenes/demo_fcn", "CAA": "scenes/demo_caa"}
 NUMBERS = "numbers.json"
@@ -63,7 +65,7 @@ def run_demo(
     if not train_side_by_side(recipes, out, device, progress):
         return None
     place = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
-    _, data = runs.open_data(_on_test(recipes["CAA"]))
+    _, data = open_data(_on_test(recipes["CAA"]))
     contenders = {name: score(out / name.lower(), recipe, data, place) for name, recipe in recipes.items()}
     origin = origin_of(place)
     numbers = {

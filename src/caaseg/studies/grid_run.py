@@ -33,9 +33,11 @@ from caaseg.recipe_files import differences, plain_recipe, read_recipe
 from caaseg.studies.grid_plan import Cell, Grid, Manner
 from caaseg.studies.training import REPORT, write_report
 from caaseg.training import checkpoints
+from caaseg.training.conductor import Progress
 from caaseg.training.journal import FILE as JOURNAL
 from caaseg.training.journal import read_lines
-from caaseg.training.runs import MAY_CHANGE, Progress, open_split, train
+from caaseg.training.opened import open_split
+from caaseg.training.runs import MAY_CHANGE, train
 
 MARGIN = 1.1  # of the time that a cell is thought to take
 MARK = f".running.{socket.gethostname()}."

@@ -18,9 +18,11 @@ from caaseg.models import load_model
 from caaseg.recipe_files import default_folder, load_recipe
 from caaseg.reports.run import write_run_page
 from caaseg.training import runs
+from caaseg.training.conductor import Progress, Result
 from caaseg.training.journal import FILE as JOURNAL
 from caaseg.training.journal import read_lines
-from caaseg.training.runs import Device, Progress, Result
+from caaseg.training.opened import open_data
+from caaseg.training.runs import Device
 
 REPORT = "report.html"
 
@@ -64,7 +66,7 @@ def train(
 
 def write_report(recipe: Recipe, folder: Path, device: torch.device) -> None:
     """Score a finished run's model on the validation split, image by image, and write its report."""
-    _, data = runs.open_data(recipe)
+    _, data = open_data(recipe)
     model = load_model(folder / "model").to(device)
     extremes = Extremes(len(data.classes))
     evaluation = evaluate(
