@@ -213,6 +213,12 @@ def test_missing_sources_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monk
         caaseg.load_model(tmp_path)
     with pytest.raises(ValueError, match=r"no such folder, and not a hub id \(owner/name\)"):
         caaseg.load_model(tmp_path / "nothing" / "here")
+    build().save_pretrained(tmp_path / "run" / "best")
+    with pytest.raises(
+        ValueError, match=r"run: a run that is not finished; go on with it by --resume auto, or .*best$"
+    ):
+        caaseg.load_model(tmp_path / "run")
+    caaseg.load_model(tmp_path / "run" / "best")
 
     def unreachable(*arguments: Any, **options: Any) -> str:
         raise ConnectionError("no route to host")

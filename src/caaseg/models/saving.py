@@ -173,6 +173,11 @@ def _folder(source: str | Path, revision: str | None) -> Path:
     for folder in (path, path / "model"):  # a saved model, or a run's folder, which holds one
         if (folder / CONFIG).is_file():
             return folder
+    if (path / "best" / CONFIG).is_file():
+        raise ValueError(
+            f"{source}: a run that is not finished; go on with it by --resume auto, or take what scored best on its "
+            f"validation split so far, {path / 'best'}"
+        )
     if path.exists():
         raise ValueError(
             f"{source}: holds no model; expected a folder with {CONFIG} and {WEIGHTS}, or a run's folder with model/"
