@@ -121,7 +121,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     if page is not None:
         write_evaluation_page(
             page,
-            title=Path(model).name,
+            title=Path(model).resolve().name,
             on=on,
             how=how,
             evaluation=evaluation,
