@@ -16,8 +16,7 @@ from torch import Tensor
 from caaseg.attention.channelized import HAS_TRITON
 from caaseg.data.sample import IGNORE
 
-FEATURES = 16  # of a coarse line, in one program
-PIXELS = 32  # at a time
+FEATURES = 16  # of a coarse line, in one program, which has the pixels between them
 
 
 def applies(logits: Tensor) -> bool:
@@ -47,18 +46,18 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
         n, classes, h, w = logits.shape
         height, width = labels.shape[1:]
         pixels = logits.detach().permute(0, 2, 3, 1).contiguous()  # (N, h, w, K)
-        blocks = -(-w // FEATURES)
+        blocks = max(1, -(-(w - 1) // (FEATURES - 1)))
         losses = torch.empty(n, height, blocks, device=logits.device)
-        lines = torch.empty(n, height, w, classes, device=logits.device)
+        lines = torch.empty(n, height, blocks, FEATURES, classes, device=logits.device)
         cross_entropy_kernel[(n * height, blocks)](
             pixels, labels.contiguous(), weights, losses, lines, height, width, h, w, classes,
             _step(h, height), _step(w, width),
             ignore=IGNORE, weighted=weights is not None, exact=logits.dtype == torch.float32,
-            block_w=FEATURES, block_x=PIXELS, block_k=max(16, 1 << (classes - 1).bit_length()),
+            block_w=FEATURES, **tile(classes),
         )  # fmt: skip
-        # (h, H) @ (N, H, w * K)
-        grad = interpolation(h, height, logits.device).T @ lines.flatten(2)
-        ctx.save_for_backward(grad.view(n, h, w, classes).permute(0, 3, 1, 2))
+        # (h, H) @ (N, H, blocks * FEATURES * K)
+        parts = (interpolation(h, height, logits.device).T @ lines.flatten(2)).view(n, h, *lines.shape[2:])
+        ctx.save_for_backward(_joined(parts)[:, :, :w].permute(0, 3, 1, 2))
         ctx.dtype = logits.dtype
         return losses.sum()
 
@@ -69,6 +68,21 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
         refuse_second_derivatives("resize the logits and use torch's cross_entropy")
         (grad,) = ctx.saved_tensors
         return (grad * grad_loss).to(ctx.dtype), None, None
+
+
+def tile(classes: int) -> dict[str, int]:
+    """How many pixels a program has at a time, and by how many warps: 16 to 32 logits a thread."""
+    block_k = max(16, 1 << (classes - 1).bit_length())
+    return {"block_x": min(64, 4096 // block_k), "block_k": block_k, "num_warps": 2 if block_k == 16 else 4}
+
+
+def _joined(parts: Tensor) -> Tensor:
+    """(N, h, blocks, FEATURES, K) -> (N, h, features, K): the last feature of a block is the first of the next."""
+    n, h, blocks, features, classes = parts.shape
+    joined = parts.new_zeros(n, h, blocks * (features - 1) + 1, classes)
+    joined[:, :, :-1] = parts[:, :, :, :-1].flatten(2, 3)
+    joined[:, :, features - 1 :: features - 1] += parts[:, :, :, -1]
+    return joined
 
 
 def _step(coarse: int, fine: int) -> float:
