@@ -81,7 +81,7 @@ tile, ends = dict(block=32, block_c=128), dict(block=64, block_c=16)
 compiled(normalisation_kernels.moments_kernel, tile, **types)
 compiled(normalisation_kernels.moments_end_kernel, ends, **types)
 compiled(normalisation_kernels.normalise_kernel, dict(tile, summed=True, relu=True, repeats=4), **types)
-compiled(normalisation_kernels.sums_kernel, dict(tile, summed=True, relu=True), **types)
+compiled(normalisation_kernels.sums_kernel, dict(tile, summed=True, twice=True, relu=True), **types)
 compiled(normalisation_kernels.sums_end_kernel, ends, **types)
 compiled(normalisation_kernels.spread_kernel, dict(tile, masked=True, repeats=4), **types)
 """

@@ -12,7 +12,7 @@ import caaseg
 pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels here, is not installed")
 
 from caaseg.attention import launching
-from caaseg.models import normalisation
+from caaseg.models import normalisation, normalisation_kernels
 from caaseg.models.normalisation import FusedNorm, with_fused_normalisation
 
 pytestmark = pytest.mark.skipif(
@@ -74,6 +74,41 @@ def test_result_gradients_and_statistics_are_those_of_float64(
     assert found[0].is_contiguous(memory_format=torch.channels_last)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
         torch.testing.assert_close(getattr(fused, name).double(), getattr(wide, name).double(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("relu", [True, False])
+def test_gradients_of_a_result_that_is_given_twice_are_summed(relu: bool) -> None:
+    norm = norm_of(20)
+    wide, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    normalisation._fuse(fused, relu=relu)
+    given = [drawn((2, 20, 5, 7)).requires_grad_() for _ in range(2)]
+    cotangents = [drawn((2, 20, 5, 7)) for _ in range(2)]
+    results = fused(*given, twice=True)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+    found = torch.autograd.grad(results, [*given, *fused.parameters()], cotangents)
+    exact = [tensor.detach().double() for tensor in given]
+    expected = run(wide, exact, sum(cotangents[1:], cotangents[0]).double(), relu)
+    for ours, theirs in zip([results[0], *found], expected, strict=True):
+        torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_between_the_blocks_of_a_stage_no_gradient_is_summed_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = caaseg.create_model("fcn", backbone="resnet18", **SMALL).to(memory_format=torch.channels_last)  # type: ignore[arg-type, call-overload]
+    with_fused_normalisation(model.to(DEVICE))
+    launched: list[bool] = []
+    kernel = normalisation_kernels.sums_kernel
+
+    class Watched:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(*given: Any, **chosen: Any) -> None:
+                launched.append(chosen["twice"])
+                kernel[grid](*given, **chosen)
+
+            return launch
+
+    monkeypatch.setattr(normalisation_kernels, "sums_kernel", Watched())
+    model(drawn((2, 3, 40, 51))).logits.square().mean().backward()
+    assert sum(launched) == 4  # one a stage of two blocks
 
 
 def test_a_first_pixel_far_from_all_others_does_not_spoil_the_statistics() -> None:

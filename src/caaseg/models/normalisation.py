@@ -36,6 +36,13 @@ def with_fused_normalisation(model: nn.Module) -> None:
                     setattr(parent, name, nn.Identity())
             if children and type(children[-1][1]) is nn.BatchNorm2d:  # of a shortcut
                 _fuse(children[-1][1], relu=False)
+    for stage in model.modules():
+        if (
+            type(stage) is nn.Sequential
+            and len(stage)
+            and all(isinstance(b, FusedBlock | FusedBottleneck) for b in stage)
+        ):
+            stage.__class__ = FusedStage
 
 
 def is_fused(model: nn.Module) -> bool:
@@ -48,35 +55,46 @@ class FusedNorm(nn.BatchNorm2d):
 
     relu: bool
 
-    def forward(self, features: Tensor, added: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor, added: Tensor | None = None, twice: bool = False) -> Any:
+        """The result; `twice`, two of it, whose gradients are summed on the way back where they are read anyway."""
         if _applies(self, features, added):
             assert self.num_batches_tracked is not None
             self.num_batches_tracked.add_(1)
-            result: Tensor = _Normalise.apply(features, added, self.weight, self.bias, self)  # type: ignore[no-untyped-call]
-            return result
+            return _Normalise.apply(features, added, self.weight, self.bias, twice, self)  # type: ignore[no-untyped-call]
         result = super().forward(features)
         if added is not None:
             result = result + added
-        return result.relu() if self.relu else result
+        result = result.relu() if self.relu else result
+        return (result, result) if twice else result
 
 
 class FusedBlock(BasicBlock):
     """A basic block whose last normalisation takes the shortcut in."""
 
-    def forward(self, features: Tensor) -> Tensor:
-        shortcut = features if self.downsample is None else self.downsample(features)
-        features = self.bn1(self.conv1(features))
-        result: Tensor = self.bn2(self.conv2(features), shortcut)
-        return result
+    def forward(self, features: Tensor, beside: Tensor | None = None, twice: bool = False) -> Any:
+        beside = features if beside is None else beside
+        shortcut = beside if self.downsample is None else self.downsample(beside)
+        return self.bn2(self.conv2(self.bn1(self.conv1(features))), shortcut, twice)
 
 
 class FusedBottleneck(Bottleneck):
     """A bottleneck whose last normalisation takes the shortcut in."""
 
+    def forward(self, features: Tensor, beside: Tensor | None = None, twice: bool = False) -> Any:
+        beside = features if beside is None else beside
+        shortcut = beside if self.downsample is None else self.downsample(beside)
+        return self.bn3(self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(features))))), shortcut, twice)
+
+
+class FusedStage(nn.Sequential):
+    """Residual blocks. What one gives goes two ways in the next; its last normalisation sums what comes back."""
+
     def forward(self, features: Tensor) -> Tensor:
-        shortcut = features if self.downsample is None else self.downsample(features)
-        features = self.bn2(self.conv2(self.bn1(self.conv1(features))))
-        result: Tensor = self.bn3(self.conv3(features), shortcut)
+        *blocks, last = self
+        beside = features
+        for block in blocks:
+            features, beside = block(features, beside, twice=True)
+        result: Tensor = last(features, beside)
         return result
 
 
@@ -120,8 +138,8 @@ def _applies(norm: FusedNorm, features: Tensor, added: Tensor | None) -> bool:
 class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, norm: FusedNorm
-    ) -> Tensor:
+        ctx: Any, features: Tensor, added: Tensor | None, weight: Tensor, bias: Tensor, twice: bool, norm: FusedNorm
+    ) -> Tensor | tuple[Tensor, Tensor]:
         from caaseg.models import normalisation_kernels as kernels
 
         if added is not None:
@@ -141,25 +159,29 @@ class _Normalise(torch.autograd.Function):
         )  # fmt: skip
         ctx.relu, ctx.summed = norm.relu, added is not None
         ctx.save_for_backward(features, result if ctx.relu and ctx.summed else None, moments, weight, bias)
-        return result
+        return (result, result.detach()) if twice else result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor, other: Tensor | None = None) -> tuple[Tensor | None, ...]:
         from caaseg.attention.launching import refuse_second_derivatives
         from caaseg.models import normalisation_kernels as kernels
 
         refuse_second_derivatives("use a model without fused normalisation")
         features, result, moments, weight, bias = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
+        if other is not None:
+            other = other.contiguous(memory_format=torch.channels_last)
         layout = _Layout(features)
         rows, c = layout.rows, layout.channels
         parts, sums = layout.parts(features), torch.empty_like(moments)
         # The shortcut's gradient is the incoming one where ReLU let it through; without ReLU there is nothing to write.
         writes = ctx.summed and ctx.relu
+        if other is not None and not writes:
+            grad, other = grad + other, None
         passed = torch.empty_like(grad) if writes else grad
         kernels.sums_kernel[layout.sums_grid](
-            grad, features, result, moments, weight, bias, passed, parts, rows, c, layout.share,
-            summed=writes, relu=ctx.relu, **layout.blocks,
+            grad, other, features, result, moments, weight, bias, passed, parts, rows, c, layout.share,
+            summed=writes, twice=other is not None, relu=ctx.relu, **layout.blocks,
         )  # fmt: skip
         kernels.sums_end_kernel[layout.end_grid](parts, sums, parts.shape[1], c, block=64, block_c=16)
         grad_features = torch.empty_like(features)
@@ -168,7 +190,7 @@ class _Normalise(torch.autograd.Function):
             masked=ctx.relu and not writes, **layout.blocks, repeats=REPEATS,
         )  # fmt: skip
         grad_bias, grad_weight = sums.to(weight.dtype)
-        return grad_features, passed if ctx.summed else None, grad_weight, grad_bias, None
+        return grad_features, passed if ctx.summed else None, grad_weight, grad_bias, None, None
 
 
 class _Layout:

@@ -162,6 +162,7 @@ def normalise_kernel(
 @Kernel
 def sums_kernel(
     grad: tl.tensor,  # (rows, C), of the result
+    other: tl.tensor,  # (rows, C), of the result too, where twice
     given: tl.tensor,
     result: tl.tensor,
     moments: tl.tensor,
@@ -173,6 +174,7 @@ def sums_kernel(
     channels: tl.tensor,
     share: tl.tensor,
     summed: tl.constexpr,
+    twice: tl.constexpr,
     relu: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
@@ -185,6 +187,8 @@ def sums_kernel(
     for first in range(part * share, tl.minimum((part + 1) * share, rows), block):
         row = first + tl.arange(0, block)
         incoming = _tile(grad, row, rows, channel, channels)
+        if twice:
+            incoming += _tile(other, row, rows, channel, channels)
         standard, before = _normalised(
             _tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels
         )
