@@ -111,6 +111,18 @@ def test_between_the_blocks_of_a_stage_no_gradient_is_summed_by_itself(monkeypat
     assert sum(launched) == 4  # one a stage of two blocks
 
 
+def test_many_parts_are_added_up_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(normalisation, "ELEMENTS", 64)
+    given, cotangent = [drawn((2, 16, 24, 25), scale=2, mean=3)], drawn((2, 16, 24, 25))
+    assert normalisation._Layout(given[0]).sums_grid[0] > 256
+    norm = norm_of(16)
+    wide, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    normalisation._fuse(fused, relu=True)
+    found = run(fused, given, cotangent, True)
+    expected = run(wide, [given[0].double()], cotangent.double(), True)
+    torch.testing.assert_close([one.double() for one in found], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_first_pixel_far_from_all_others_does_not_spoil_the_statistics() -> None:
     norm = norm_of(16)
     fused = copy.deepcopy(norm)

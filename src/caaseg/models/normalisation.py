@@ -150,7 +150,7 @@ class _Normalise(torch.autograd.Function):
         kernels.moments_kernel[layout.sums_grid](features, parts, rows, c, layout.share, **layout.blocks)
         kernels.moments_end_kernel[layout.end_grid](
             parts, moments, norm.running_mean, norm.running_var, parts.shape[1], rows, c, layout.share,
-            float(norm.momentum or 0.0), norm.eps, block=64, block_c=16,
+            float(norm.momentum or 0.0), norm.eps, **layout.ends,
         )  # fmt: skip
         result = torch.empty_like(features)
         kernels.normalise_kernel[layout.map_grid](
@@ -183,7 +183,7 @@ class _Normalise(torch.autograd.Function):
             grad, other, features, result, moments, weight, bias, passed, parts, rows, c, layout.share,
             summed=writes, twice=other is not None, relu=ctx.relu, **layout.blocks,
         )  # fmt: skip
-        kernels.sums_end_kernel[layout.end_grid](parts, sums, parts.shape[1], c, block=64, block_c=16)
+        kernels.sums_end_kernel[layout.end_grid](parts, sums, parts.shape[1], c, **layout.ends)
         grad_features = torch.empty_like(features)
         kernels.spread_kernel[layout.map_grid](
             passed, features, moments, weight, bias, sums, grad_features, rows, c,
@@ -208,6 +208,9 @@ class _Layout:
         self.sums_grid = (-(-self.rows // self.share), across)
         self.map_grid = (-(-tiles // REPEATS), across)
         self.end_grid = (-(-c // 16),)
+        # Few programs add parts up, so each takes many at a time: one turn waits for the last.
+        many = self.sums_grid[0] > 64
+        self.ends = {"block": 256 if many else 64, "block_c": 16, "num_warps": 8 if many else 4}
 
     def parts(self, features: Tensor) -> Tensor:
         return features.new_empty(2, self.sums_grid[0], self.channels, dtype=torch.float32)
