@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from caaseg.attention.channelized import HAS_TRITON
 
-PROGRAMS = 1056  # about enough for every GPU to be busy
-ELEMENTS = 4096  # of a map, that a program has at a time
+PROGRAMS = 528  # about enough for every GPU to be busy
+ELEMENTS = 2048  # of a map, that a program has at a time
+UNROLL = 4  # tiles that a program which adds up asks for at a time
 REPEATS = 4  # tiles of a program that looks at each value once
 
 
@@ -147,18 +148,21 @@ class _Normalise(torch.autograd.Function):
         layout = _Layout(features)
         rows, c = layout.rows, layout.channels
         parts, moments = layout.parts(features), features.new_empty(2, c, dtype=torch.float32)
-        kernels.moments_kernel[layout.sums_grid](features, parts, rows, c, layout.share, **layout.blocks)
+        kernels.moments_kernel[layout.sums_grid](features, parts, rows, c, layout.share, **layout.blocks, unroll=UNROLL)
         kernels.moments_end_kernel[layout.end_grid](
             parts, moments, norm.running_mean, norm.running_var, parts.shape[1], rows, c, layout.share,
             float(norm.momentum or 0.0), norm.eps, **layout.ends,
         )  # fmt: skip
         result = torch.empty_like(features)
+        # What ReLU let through of a sum, an eighth or less of the bytes that reading the result again would be.
+        masked = norm.relu and added is not None
+        signs = torch.empty(rows, -(-c // 8), dtype=torch.uint8, device=features.device) if masked else None
         kernels.normalise_kernel[layout.map_grid](
-            features, added, moments, weight, bias, result, rows, c,
+            features, added, moments, weight, bias, result, signs, rows, c,
             summed=added is not None, relu=norm.relu, **layout.blocks, repeats=REPEATS,
         )  # fmt: skip
         ctx.relu, ctx.summed = norm.relu, added is not None
-        ctx.save_for_backward(features, result if ctx.relu and ctx.summed else None, moments, weight, bias)
+        ctx.save_for_backward(features, signs, moments, weight, bias)
         return (result, result.detach()) if twice else result
 
     @staticmethod
@@ -167,7 +171,7 @@ class _Normalise(torch.autograd.Function):
         from caaseg.models import normalisation_kernels as kernels
 
         refuse_second_derivatives("use a model without fused normalisation")
-        features, result, moments, weight, bias = ctx.saved_tensors
+        features, signs, moments, weight, bias = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         if other is not None:
             other = other.contiguous(memory_format=torch.channels_last)
@@ -180,8 +184,8 @@ class _Normalise(torch.autograd.Function):
             grad, other = grad + other, None
         passed = torch.empty_like(grad) if writes else grad
         kernels.sums_kernel[layout.sums_grid](
-            grad, other, features, result, moments, weight, bias, passed, parts, rows, c, layout.share,
-            summed=writes, twice=other is not None, relu=ctx.relu, **layout.blocks,
+            grad, other, features, signs, moments, weight, bias, passed, parts, rows, c, layout.share,
+            summed=writes, twice=other is not None, relu=ctx.relu, **layout.blocks, unroll=UNROLL,
         )  # fmt: skip
         kernels.sums_end_kernel[layout.end_grid](parts, sums, parts.shape[1], c, **layout.ends)
         grad_features = torch.empty_like(features)

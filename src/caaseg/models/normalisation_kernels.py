@@ -40,6 +40,7 @@ def moments_kernel(
     share: tl.tensor,  # rows of one program
     block: tl.constexpr,
     block_c: tl.constexpr,
+    unroll: tl.constexpr,
 ) -> None:
     """Mean and squares of some rows, taken from x - x0, x0 their first: large sums of near numbers would cancel."""
     part = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -47,7 +48,8 @@ def moments_kernel(
     shift = _of(given + (part * share).to(tl.int64) * channels, channel, channels)[None, :]
     total = tl.zeros([block, block_c], tl.float32)
     squares = tl.zeros([block, block_c], tl.float32)
-    for first in range(part * share, tl.minimum((part + 1) * share, rows), block):
+    # Several tiles are asked for before the first is there.
+    for first in tl.range(part * share, tl.minimum((part + 1) * share, rows), block, loop_unroll_factor=unroll):
         row = first + tl.arange(0, block)
         tile = tl.where((row < rows)[:, None], _tile(given, row, rows, channel, channels) - shift, 0.0)
         total += tile
@@ -122,13 +124,46 @@ def moments_end_kernel(
 
 
 @jit
-def _normalised(
-    tile: tl.tensor, moments: tl.tensor, weight: tl.tensor, bias: tl.tensor, channel: tl.tensor, channels: tl.tensor
+def _scales(
+    moments: tl.tensor, weight: tl.tensor, bias: tl.tensor, channel: tl.tensor, channels: tl.tensor
 ) -> tl.tensor:
-    """What is normalised, and the same with weight and bias."""
-    mean, scale = _of(moments, channel, channels), _of(moments + channels, channel, channels)
-    standard = (tile - mean[None, :]) * scale[None, :]
-    return standard, standard * _of(weight, channel, channels)[None, :] + _of(bias, channel, channels)[None, :]
+    """Mean, 1 / deviation, weight and bias of some channels: read before a loop that writes, which would read anew."""
+    return (
+        _of(moments, channel, channels)[None, :],
+        _of(moments + channels, channel, channels)[None, :],
+        _of(weight, channel, channels)[None, :],
+        _of(bias, channel, channels)[None, :],
+    )
+
+
+@jit
+def _put_signs(
+    signs: tl.tensor,
+    tile: tl.tensor,
+    row: tl.tensor,
+    rows: tl.tensor,
+    channels: tl.tensor,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """Eight channels to a byte; a value that is no number counts as let through."""
+    wide = (channels + 7) // 8
+    byte = tl.program_id(1) * (block_c // 8) + tl.arange(0, block_c // 8)
+    bits = tl.where(tile <= 0, 0, 1).reshape([block, block_c // 8, 8]) << tl.arange(0, 8)[None, None, :]
+    where = signs + row.to(tl.int64)[:, None] * wide + byte[None, :]
+    tl.store(where, tl.sum(bits, 2).to(tl.uint8), (row < rows)[:, None] & (byte < wide)[None, :])
+
+
+@jit
+def _signs(
+    signs: tl.tensor, row: tl.tensor, rows: tl.tensor, channels: tl.tensor, block: tl.constexpr, block_c: tl.constexpr
+) -> tl.tensor:
+    """Whether ReLU let some rows by some channels through."""
+    wide = (channels + 7) // 8
+    byte = tl.program_id(1) * (block_c // 8) + tl.arange(0, block_c // 8)
+    where = signs + row.to(tl.int64)[:, None] * wide + byte[None, :]
+    bits = tl.load(where, (row < rows)[:, None] & (byte < wide)[None, :], other=0).to(tl.int32)
+    return (bits[:, :, None] >> tl.arange(0, 8)[None, None, :] & 1).reshape([block, block_c])
 
 
 @Kernel
@@ -139,6 +174,7 @@ def normalise_kernel(
     weight: tl.tensor,
     bias: tl.tensor,
     result: tl.tensor,  # (rows, C)
+    signs: tl.tensor,  # (rows, ceil(C / 8)) uint8, where summed and relu: a bit for each value that ReLU let through
     rows: tl.tensor,
     channels: tl.tensor,
     summed: tl.constexpr,
@@ -149,14 +185,17 @@ def normalise_kernel(
 ) -> None:
     """The result: normalised, with what is added, behind ReLU."""
     channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    mean, scale, factor, offset = _scales(moments, weight, bias, channel, channels)
     for step in range(repeats):
         row = (tl.program_id(0) * repeats + step) * block + tl.arange(0, block)
-        _, tile = _normalised(_tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels)
+        tile = (_tile(given, row, rows, channel, channels) - mean) * scale * factor + offset
         if summed:
             tile += _tile(added, row, rows, channel, channels)
         if relu:
             tile = tl.maximum(tile, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch's ReLU does
         _put(result, tile, row, rows, channel, channels)
+        if summed and relu:
+            _put_signs(signs, tile.to(result.dtype.element_ty), row, rows, channels, block, block_c)
 
 
 @Kernel
@@ -164,7 +203,7 @@ def sums_kernel(
     grad: tl.tensor,  # (rows, C), of the result
     other: tl.tensor,  # (rows, C), of the result too, where twice
     given: tl.tensor,
-    result: tl.tensor,
+    signs: tl.tensor,  # as `normalise_kernel` wrote them
     moments: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
@@ -178,26 +217,25 @@ def sums_kernel(
     relu: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
+    unroll: tl.constexpr,
 ) -> None:
     """The sums of some rows that the gradients of weight, bias and features are made of."""
     part = tl.num_programs(0) - 1 - tl.program_id(0)
     channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    mean, scale, factor, offset = _scales(moments, weight, bias, channel, channels)
     total = tl.zeros([block, block_c], tl.float32)
     products = tl.zeros([block, block_c], tl.float32)
-    for first in range(part * share, tl.minimum((part + 1) * share, rows), block):
+    for first in tl.range(part * share, tl.minimum((part + 1) * share, rows), block, loop_unroll_factor=unroll):
         row = first + tl.arange(0, block)
         incoming = _tile(grad, row, rows, channel, channels)
         if twice:
             incoming += _tile(other, row, rows, channel, channels)
-        standard, before = _normalised(
-            _tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels
-        )
-        if relu:
-            # Without a sum the sign is known again without reading the result.
-            sign = _tile(result, row, rows, channel, channels) if summed else before
-            incoming = tl.where(sign <= 0, 0.0, incoming)
+        standard = (_tile(given, row, rows, channel, channels) - mean) * scale
         if summed:
+            incoming = tl.where(_signs(signs, row, rows, channels, block, block_c) == 0, 0.0, incoming)
             _put(passed, incoming, row, rows, channel, channels)
+        elif relu:  # without a sum the sign is known again
+            incoming = tl.where(standard * factor + offset <= 0, 0.0, incoming)
         total += incoming
         products += incoming * standard
     where = parts + part * channels + channel
@@ -239,15 +277,13 @@ def spread_kernel(
 ) -> None:
     """The gradient of what was normalised: less its own mean, and less its part along what was normalised."""
     channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    mean = (_of(sums, channel, channels) / rows)[None, :]
+    mean, scale, factor, offset = _scales(moments, weight, bias, channel, channels)
+    grad_mean = (_of(sums, channel, channels) / rows)[None, :]
     along = (_of(sums + channels, channel, channels) / rows)[None, :]
-    factor = (_of(weight, channel, channels) * _of(moments + channels, channel, channels))[None, :]
     for step in range(repeats):
         row = (tl.program_id(0) * repeats + step) * block + tl.arange(0, block)
         incoming = _tile(grad, row, rows, channel, channels)
-        standard, before = _normalised(
-            _tile(given, row, rows, channel, channels), moments, weight, bias, channel, channels
-        )
+        standard = (_tile(given, row, rows, channel, channels) - mean) * scale
         if masked:
-            incoming = tl.where(before <= 0, 0.0, incoming)
-        _put(grad_given, factor * (incoming - mean - standard * along), row, rows, channel, channels)
+            incoming = tl.where(standard * factor + offset <= 0, 0.0, incoming)
+        _put(grad_given, factor * scale * (incoming - grad_mean - standard * along), row, rows, channel, channels)
