@@ -77,13 +77,13 @@ for classes in (2, 19, 59, 171, 255):
     compiled(cross_entropy_kernel, loss, loss.pop("num_warps"), labels="*u8", lines="*fp32")
 types = dict.fromkeys("parts moments sums running_mean running_var weight bias".split(), "*fp32")
 types |= dict(rows="i32", channels="i32", number="i32", share="i32", signs="*u8", momentum="fp32", epsilon="fp32")
-tile, ends = dict(block=16, block_c=128), dict(block=256, block_c=16)
+tile, ends = dict(block=32, block_c=128), dict(block=256, block_c=16)
 compiled(normalisation_kernels.moments_kernel, dict(tile, unroll=4), **types)
 compiled(normalisation_kernels.moments_end_kernel, ends, 8, **types)
-compiled(normalisation_kernels.normalise_kernel, dict(tile, summed=True, relu=True, repeats=4), **types)
+compiled(normalisation_kernels.normalise_kernel, dict(tile, summed=True, relu=True, repeats=8), **types)
 compiled(normalisation_kernels.sums_kernel, dict(tile, summed=True, twice=True, relu=True, unroll=4), **types)
 compiled(normalisation_kernels.sums_end_kernel, ends, 8, **types)
-compiled(normalisation_kernels.spread_kernel, dict(tile, masked=True, repeats=4), **types)
+compiled(normalisation_kernels.spread_kernel, dict(tile, masked=True, repeats=8), **types)
 """
 
 

@@ -113,6 +113,7 @@ def test_between_the_blocks_of_a_stage_no_gradient_is_summed_by_itself(monkeypat
 
 def test_many_parts_are_added_up_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(normalisation, "ELEMENTS", 64)
+    monkeypatch.setattr(normalisation, "PROGRAMS", 1056)
     given, cotangent = [drawn((2, 16, 24, 25), scale=2, mean=3)], drawn((2, 16, 24, 25))
     assert normalisation._Layout(given[0]).sums_grid[0] > 256
     norm = norm_of(16)

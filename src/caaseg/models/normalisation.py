@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from caaseg.attention.channelized import HAS_TRITON
 
-PROGRAMS = 528  # about enough for every GPU to be busy
-ELEMENTS = 2048  # of a map, that a program has at a time
+PROGRAMS = 264  # that add up, two for a multiprocessor of a large GPU
+ELEMENTS = 4096  # of a map, that a program has at a time
 UNROLL = 4  # tiles that a program which adds up asks for at a time
-REPEATS = 4  # tiles of a program that looks at each value once
+REPEATS = 8  # tiles of a program that looks at each value once
 
 
 def with_fused_normalisation(model: nn.Module) -> None:
@@ -155,8 +155,7 @@ class _Normalise(torch.autograd.Function):
         )  # fmt: skip
         result = torch.empty_like(features)
         # What ReLU let through of a sum, an eighth or less of the bytes that reading the result again would be.
-        masked = norm.relu and added is not None
-        signs = torch.empty(rows, -(-c // 8), dtype=torch.uint8, device=features.device) if masked else None
+        signs = layout.signs(features) if norm.relu and added is not None else None
         kernels.normalise_kernel[layout.map_grid](
             features, added, moments, weight, bias, result, signs, rows, c,
             summed=added is not None, relu=norm.relu, **layout.blocks, repeats=REPEATS,
@@ -207,7 +206,8 @@ class _Layout:
         block = ELEMENTS // block_c
         across = -(-c // block_c)
         tiles = -(-self.rows // block)
-        self.share = -(-tiles // max(PROGRAMS // across, 1)) * block  # rows
+        # An odd number of tiles, so that programs do not all begin at the same place of the memory's rows.
+        self.share = (-(-tiles // max(PROGRAMS // across, 1)) | 1) * block  # rows
         self.blocks = {"block": block, "block_c": block_c}
         self.sums_grid = (-(-self.rows // self.share), across)
         self.map_grid = (-(-tiles // REPEATS), across)
@@ -215,6 +215,10 @@ class _Layout:
         # Few programs add parts up, so each takes many at a time: one turn waits for the last.
         many = self.sums_grid[0] > 64
         self.ends = {"block": 256 if many else 64, "block_c": 16, "num_warps": 8 if many else 4}
+
+    def signs(self, features: Tensor) -> Tensor:
+        across, block_c = self.map_grid[1], self.blocks["block_c"]
+        return torch.empty(across, self.rows, block_c // 8, dtype=torch.uint8, device=features.device)
 
     def parts(self, features: Tensor) -> Tensor:
         return features.new_empty(2, self.sums_grid[0], self.channels, dtype=torch.float32)

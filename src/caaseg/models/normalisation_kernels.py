@@ -137,32 +137,25 @@ def _scales(
 
 
 @jit
-def _put_signs(
-    signs: tl.tensor,
-    tile: tl.tensor,
-    row: tl.tensor,
-    rows: tl.tensor,
-    channels: tl.tensor,
-    block: tl.constexpr,
-    block_c: tl.constexpr,
-) -> None:
-    """Eight channels to a byte; a value that is no number counts as let through."""
-    wide = (channels + 7) // 8
-    byte = tl.program_id(1) * (block_c // 8) + tl.arange(0, block_c // 8)
-    bits = tl.where(tile <= 0, 0, 1).reshape([block, block_c // 8, 8]) << tl.arange(0, 8)[None, None, :]
-    where = signs + row.to(tl.int64)[:, None] * wide + byte[None, :]
-    tl.store(where, tl.sum(bits, 2).to(tl.uint8), (row < rows)[:, None] & (byte < wide)[None, :])
+def _bytes(signs: tl.tensor, row: tl.tensor, rows: tl.tensor, block_c: tl.constexpr) -> tl.tensor:
+    """Where the bits of some rows by a block of channels are: what a program writes lies together."""
+    first = tl.program_id(1) * rows.to(tl.int64)
+    return signs + (first + row)[:, None] * (block_c // 8) + tl.arange(0, block_c // 8)[None, :]
 
 
 @jit
-def _signs(
-    signs: tl.tensor, row: tl.tensor, rows: tl.tensor, channels: tl.tensor, block: tl.constexpr, block_c: tl.constexpr
-) -> tl.tensor:
-    """Whether ReLU let some rows by some channels through."""
-    wide = (channels + 7) // 8
-    byte = tl.program_id(1) * (block_c // 8) + tl.arange(0, block_c // 8)
-    where = signs + row.to(tl.int64)[:, None] * wide + byte[None, :]
-    bits = tl.load(where, (row < rows)[:, None] & (byte < wide)[None, :], other=0).to(tl.int32)
+def _put_signs(
+    signs: tl.tensor, tile: tl.tensor, row: tl.tensor, rows: tl.tensor, block: tl.constexpr, block_c: tl.constexpr
+) -> None:
+    """A bit for each value that ReLU let through, eight channels to a byte; what is no number is let through."""
+    bits = tl.where(tile <= 0, 0, 1).reshape([block, block_c // 8, 8]) << tl.arange(0, 8)[None, None, :]
+    tl.store(_bytes(signs, row, rows, block_c), tl.sum(bits, 2).to(tl.uint8), (row < rows)[:, None])
+
+
+@jit
+def _signs(signs: tl.tensor, row: tl.tensor, rows: tl.tensor, block: tl.constexpr, block_c: tl.constexpr) -> tl.tensor:
+    """Those bits, of some rows by some channels."""
+    bits = tl.load(_bytes(signs, row, rows, block_c), (row < rows)[:, None], other=0).to(tl.int32)
     return (bits[:, :, None] >> tl.arange(0, 8)[None, None, :] & 1).reshape([block, block_c])
 
 
@@ -174,7 +167,7 @@ def normalise_kernel(
     weight: tl.tensor,
     bias: tl.tensor,
     result: tl.tensor,  # (rows, C)
-    signs: tl.tensor,  # (rows, ceil(C / 8)) uint8, where summed and relu: a bit for each value that ReLU let through
+    signs: tl.tensor,  # (blocks of channels, rows, block_c / 8) uint8, where summed and relu
     rows: tl.tensor,
     channels: tl.tensor,
     summed: tl.constexpr,
@@ -195,7 +188,7 @@ def normalise_kernel(
             tile = tl.maximum(tile, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch's ReLU does
         _put(result, tile, row, rows, channel, channels)
         if summed and relu:
-            _put_signs(signs, tile.to(result.dtype.element_ty), row, rows, channels, block, block_c)
+            _put_signs(signs, tile.to(result.dtype.element_ty), row, rows, block, block_c)
 
 
 @Kernel
@@ -232,7 +225,7 @@ def sums_kernel(
             incoming += _tile(other, row, rows, channel, channels)
         standard = (_tile(given, row, rows, channel, channels) - mean) * scale
         if summed:
-            incoming = tl.where(_signs(signs, row, rows, channels, block, block_c) == 0, 0.0, incoming)
+            incoming = tl.where(_signs(signs, row, rows, block, block_c) == 0, 0.0, incoming)
             _put(passed, incoming, row, rows, channel, channels)
         elif relu:  # without a sum the sign is known again
             incoming = tl.where(standard * factor + offset <= 0, 0.0, incoming)
