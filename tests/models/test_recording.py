@@ -1,11 +1,15 @@
 """Calls that are recorded and replayed: the same numbers, of every size, and nothing of one call in another."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Event, Thread
+
 import pytest
 import torch
 
 import caaseg
 from caaseg.models.folding import folded
-from caaseg.models.recording import MOST_SIZES, Replayed
+from caaseg.models.recording import MOST_SIZES, Replayed, recorded
 from caaseg.models.segmenter import Prediction, resized
 
 SMALL = {"backbone": "test_resnet", "num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
@@ -85,3 +89,50 @@ def test_gradients_are_the_model_s() -> None:
         replayed(images).logits.sum().backward()
     assert model.classifier.weight.grad is not None
     assert not replayed._calls
+
+
+@contextmanager
+def pinning() -> Iterator[None]:
+    """Another thread pins memory all the time, never twice as much, as that of a loader does at first."""
+    stopped, begun = Event(), Event()
+    failed: list[BaseException] = []
+
+    def pin() -> None:
+        kept = []
+        try:
+            for size in range(1, 4096):
+                kept.append(torch.zeros(size * 4096, dtype=torch.uint8).pin_memory())
+                begun.set()
+                if stopped.is_set():
+                    return
+        except BaseException as error:
+            failed.append(error)
+            begun.set()
+
+    thread = Thread(target=pin)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+    assert not failed
+
+
+@needs_gpu
+def test_another_thread_may_pin_memory_while_it_is_recorded() -> None:
+    model = caaseg.create_model("caa", **SMALL).cuda()  # type: ignore[arg-type]
+    images = torch.randn(2, 3, 65, 65, device="cuda").contiguous(memory_format=torch.channels_last)
+    with pinning():
+        for _ in range(5):
+            replayed = Replayed(model.eval())
+            with torch.inference_mode():
+                expected = model(images).logits
+                for _ in range(3):
+                    found = replayed(images).logits
+            assert all(replayed._calls.values())
+            torch.testing.assert_close(found, expected)
+            step = recorded(model.train(), images, nullcontext)
+            step(images).logits.sum().backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -6,6 +6,7 @@ longer to launch them than the GPU to compute them; what is recorded is one laun
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -51,7 +52,8 @@ def recorded(
     with untouched(model):
         with torch.no_grad(), context():
             names = list(model.coarse(images).branches)
-        flat: Any = torch.cuda.make_graphed_callables(_Flat(model, context), (images,), allow_unused_input=True)
+        with _undisturbed():
+            flat: Any = torch.cuda.make_graphed_callables(_Flat(model, context), (images,), allow_unused_input=True)
 
     def replay(images: Tensor) -> Prediction:
         logits, *others = flat(images)
@@ -115,11 +117,26 @@ class Replayed(nn.Module):
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph, images = torch.cuda.CUDAGraph(), images.clone()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _undisturbed(), torch.cuda.graph(graph, pool=self._pool):
             torch.clear_autocast_cache()  # casts of weights belong to the recording, not to what was before it
             coarse = self.model.coarse(images)
             torch.clear_autocast_cache()
         return _Call(graph, images, coarse)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Recordings made inside are not spoilt by other threads, such as the one that pins memory for the next images.
+
+    By default CUDA ends a recording as soon as any thread asks it for memory, and torch has no option for the mode of
+    `make_graphed_callables`.
+    """
+    usual = torch.cuda.graph
+    torch.cuda.graph = partial(usual, capture_error_mode="thread_local")  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        torch.cuda.graph = usual  # type: ignore[misc]
 
 
 @contextmanager
