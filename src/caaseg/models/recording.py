@@ -17,6 +17,9 @@ from caaseg.models.segmenter import Prediction, Segmenter, resized
 MOST_SIZES = 16
 """So many sizes of images are recorded by one model; each keeps images and coarse logits."""
 
+UNDISTURBED = "thread_local"
+"""By default CUDA ends a recording as soon as any thread asks for memory, such as the one that pins the next images."""
+
 
 class _Flat(nn.Module):
     """The coarse prediction as plain tensors: a recording knows no other results."""
@@ -117,7 +120,7 @@ class Replayed(nn.Module):
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph, images = torch.cuda.CUDAGraph(), images.clone()
-        with _undisturbed(), torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=UNDISTURBED):
             torch.clear_autocast_cache()  # casts of weights belong to the recording, not to what was before it
             coarse = self.model.coarse(images)
             torch.clear_autocast_cache()
@@ -126,13 +129,9 @@ class Replayed(nn.Module):
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Recordings made inside are not spoilt by other threads, such as the one that pins memory for the next images.
-
-    By default CUDA ends a recording as soon as any thread asks it for memory, and torch has no option for the mode of
-    `make_graphed_callables`.
-    """
+    """Recordings made inside are not spoilt by other threads: `make_graphed_callables` has no option for it."""
     usual = torch.cuda.graph
-    torch.cuda.graph = partial(usual, capture_error_mode="thread_local")  # type: ignore[assignment, misc]
+    torch.cuda.graph = partial(usual, capture_error_mode=UNDISTURBED)  # type: ignore[assignment, misc]
     try:
         yield
     finally:
