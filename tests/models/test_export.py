@@ -18,7 +18,7 @@ from caaseg.data.transforms import normalise
 from caaseg.models import export
 from caaseg.models.onnx_model import OnnxModel
 
-SHIPPED = Path(__file__).parents[2] / "models" / "camvid-caa-efficientnet-b0"  # learned on CamVid
+SHIPPED = Path(__file__).parents[2] / "models"  # learned on CamVid
 LARGEST = 2.5  # of the logits of the pictures that statistics are taken of; differences are in proportion to it
 SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "gate_width": 8}
 
@@ -110,8 +110,9 @@ def test_onnx_agrees_with_a_model_that_enlarges_what_it_sees(tmp_path: Path) -> 
         assert (expected - other).abs().max() > 0.5
 
 
-def test_onnx_agrees_with_a_trained_caa_on_a_whole_efficientnet(tmp_path: Path) -> None:
-    model = caaseg.load_model(SHIPPED)
+@pytest.mark.parametrize("name", ["camvid-caa-efficientnet-b0", "camvid-caa-resnet18"])
+def test_onnx_agrees_with_a_trained_caa(name: str, tmp_path: Path) -> None:
+    model = caaseg.load_model(SHIPPED / name)
     check = export.export_model(model, tmp_path / "model.onnx")
     assert check.difference < 1e-3
     assert_agrees(OnnxModel(tmp_path / "model.onnx"), model)

@@ -93,18 +93,19 @@ def test_gradients_are_the_model_s() -> None:
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Another thread pins memory all the time, never twice as much, as that of a loader does at first."""
+    """Another thread pins memory all the time and keeps it, so that CUDA is asked each time, as loaders do at first."""
     stopped, begun = Event(), Event()
     failed: list[BaseException] = []
 
     def pin() -> None:
         kept = []
         try:
-            for size in range(1, 4096):
-                kept.append(torch.zeros(size * 4096, dtype=torch.uint8).pin_memory())
+            for _ in range(1_000_000):
+                kept.append(torch.zeros(4096, dtype=torch.uint8).pin_memory())
                 begun.set()
                 if stopped.is_set():
                     return
+            raise RuntimeError("the work took longer than there was memory to pin")
         except BaseException as error:
             failed.append(error)
             begun.set()

@@ -212,7 +212,7 @@ class _Layout:
         self.sums_grid = (-(-self.rows // self.share), across)
         self.map_grid = (-(-tiles // REPEATS), across)
         self.end_grid = (-(-c // 16),)
-        # Few programs add parts up, so each takes many at a time: one turn waits for the last.
+        # Few programs add parts up, so each takes many at a time: a turn waits for the one before.
         many = self.sums_grid[0] > 64
         self.ends = {"block": 256 if many else 64, "block_c": 16, "num_warps": 8 if many else 4}
 

@@ -71,9 +71,9 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
 
 
 def tile(classes: int) -> dict[str, int]:
-    """How many pixels a program has at a time, and by how many warps: 16 to 32 logits a thread."""
+    """How many pixels a program has at a time, and by how many warps: mostly 16 to 32 logits a thread."""
     block_k = max(16, 1 << (classes - 1).bit_length())
-    return {"block_x": min(64, 4096 // block_k), "block_k": block_k, "num_warps": 2 if block_k == 16 else 4}
+    return {"block_x": max(16, min(64, 4096 // block_k)), "block_k": block_k, "num_warps": 2 if block_k == 16 else 4}
 
 
 def _joined(parts: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def cross_entropy_kernel(
     """The pixels of a line between some features: their losses, and what they add to the features' gradients.
 
     Interpolation and its gradient are products with the features' shares in the pixels: so the logits of a pixel lie
-    in few threads, and no feature is read twice. The last feature of a program is the first of the next.
+    in few threads, and a program reads no feature twice. The last feature of a program is the first of the next.
     """
     line, block = tl.program_id(0), tl.program_id(1)
     image, y = line // height, line % height
