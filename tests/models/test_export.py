@@ -110,7 +110,9 @@ def test_onnx_agrees_with_a_model_that_enlarges_what_it_sees(tmp_path: Path) -> 
         assert (expected - other).abs().max() > 0.5
 
 
-@pytest.mark.parametrize("name", ["camvid-caa-efficientnet-b0", "camvid-caa-resnet18"])
+@pytest.mark.parametrize(
+    "name", ["camvid-caa-efficientnet-b0", pytest.param("camvid-caa-resnet18", marks=pytest.mark.slow)]
+)
 def test_onnx_agrees_with_a_trained_caa(name: str, tmp_path: Path) -> None:
     model = caaseg.load_model(SHIPPED / name)
     check = export.export_model(model, tmp_path / "model.onnx")
