@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from caaseg.files import written_whole
+from caaseg.files import clear_left_behind, written_whole
 
 
 def test_a_file_is_there_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
@@ -65,3 +65,13 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
 
     with pytest.raises(PermissionError, match=re.escape(f"Permission denied: {str(path)!r}")):
         write()
+
+
+def test_what_a_killed_process_left_of_a_file_is_cleared_and_nothing_of_others(tmp_path: Path) -> None:
+    left = [".a[1].0123456789ab.part.png", ".a[1].ba9876543210.part.png"]
+    others = [".a[1].b.0123456789ab.part.png", ".a1.0123456789ab.part.png", ".a[1].0123456789ab.part.jpg", "a[1].png"]
+    for name in left + others:
+        (tmp_path / name).touch()
+    clear_left_behind(tmp_path / "a[1].png")
+    assert {found.name for found in tmp_path.iterdir()} == set(others)
+    clear_left_behind(tmp_path / "nowhere" / "a.png")

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import glob
 import os
 import uuid
 from collections.abc import Iterator
@@ -26,4 +27,11 @@ def written_whole(path: Path) -> Iterator[Path]:
             error.filename = str(path)
         raise
     finally:
+        aside.unlink(missing_ok=True)
+
+
+def clear_left_behind(path: Path) -> None:
+    """Remove what processes that were killed had begun to write for `path`; for who knows that nobody writes it now."""
+    number = "[0-9a-f]" * 12  # and no other file's, whose name begins alike
+    for aside in path.parent.glob(f".{glob.escape(path.stem)}.{number}.part{glob.escape(path.suffix)}"):
         aside.unlink(missing_ok=True)

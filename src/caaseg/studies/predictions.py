@@ -33,7 +33,7 @@ from caaseg.data.sample import BadFileError, Colour
 from caaseg.evaluation.inference import Average, Precision, Predictor, Size
 from caaseg.evaluation.measure import is_out_of_memory
 from caaseg.evaluation.streaming import blended_parts, grid_disagreement, is_cut
-from caaseg.files import written_whole
+from caaseg.files import clear_left_behind, written_whole
 from caaseg.models import load_model, with_output_stride
 from caaseg.models.folding import compile_for_inference, folded
 from caaseg.models.onnx_model import ONNX_SUFFIX, OnnxModel
@@ -251,6 +251,7 @@ def _record(task: Task) -> None:
                 f"{path.parent}: holds predictions of another {' and another '.join(other)}; "
                 "give another --out, or remove that folder"
             )
+    clear_left_behind(path)
     with written_whole(path) as aside:
         aside.write_text(json.dumps({"caaseg": caaseg.__version__, "made_by": made_by}, indent=1) + "\n")
 
@@ -318,6 +319,8 @@ def _predicted(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
         outdated.append(places.probabilities)
     for old in outdated:
         old.unlink(missing_ok=True)
+    for place in (places.labels, *places.overlays, places.probabilities):
+        clear_left_behind(place)  # the picture is ours alone
 
     labels = np.empty(size, dtype=np.uint8)
     with ExitStack() as stack:
