@@ -11,9 +11,9 @@ from PIL import Image
 
 import caaseg
 from caaseg.cli import main
+from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.sample import BadFileError
-from caaseg.data.scenes import FIRST_HOUSE, Scenes
-from tests.evaluation.test_attended import SMALL, model_with
+from tests.analysis.test_pixel_attention import SMALL, model_with
 
 app = pytest.importorskip("caaseg.app", reason="gradio is not installed", exc_type=ModuleNotFoundError)
 

@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from caaseg.data.scenes import Scenes
+from caaseg.data.datasets.scenes import Scenes
 from tests.test_app import scenes_model
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from caaseg import attention, config
-from caaseg.config import Architecture, DataRecipe, LossRecipe, ModelRecipe, OptimiserRecipe, Recipe
+from caaseg.config import Architecture, DataRecipe, LossRecipe, ModelRecipe, OptimizerRecipe, Recipe
 from caaseg.models import HEADS
 
 
@@ -19,7 +19,7 @@ def test_names_are_those_of_the_parts_they_name() -> None:
 
 def test_a_recipe_needs_no_more_than_a_dataset_and_cannot_be_changed() -> None:
     recipe = Recipe(model=ModelRecipe(), data=DataRecipe(dataset="scenes"))
-    assert (recipe.steps, recipe.batch_size, recipe.optimiser.lr, recipe.loss.aux_weight) == (40_000, 16, 0.01, 0.4)
+    assert (recipe.steps, recipe.batch_size, recipe.optimizer.lr, recipe.loss.aux_weight) == (40_000, 16, 0.01, 0.4)
     with pytest.raises(FrozenInstanceError):
         recipe.steps = 3  # type: ignore[misc]
 
@@ -37,15 +37,15 @@ def test_a_recipe_needs_no_more_than_a_dataset_and_cannot_be_changed() -> None:
             {"stages": 3, "resnet_variant": "authors"},
             "stages is 3, but resnet_variant authors is the paper's network, whole; leave out one",
         ),
-        (Architecture, {"enlarge": 0.5}, "enlarge is 0.5; expected a factor from 1 to 4"),
-        (Architecture, {"enlarge": float("nan")}, "enlarge is nan; expected a factor from 1 to 4"),
+        (Architecture, {"input_upsampling": 0.5}, "input_upsampling is 0.5; expected a factor from 1 to 4"),
+        (Architecture, {"input_upsampling": float("nan")}, "input_upsampling is nan; expected a factor from 1 to 4"),
         (DataRecipe, {"dataset": "x", "workers": -1}, "workers is -1; expected 0 or more"),
         (LossRecipe, {"aux_weight": -1}, "aux_weight is -1; expected 0 or more"),
         (LossRecipe, {"ohem": 0}, "ohem is 0; expected a share above 0, at most 1"),
-        (OptimiserRecipe, {"lr": float("nan")}, "lr is nan; expected 0 or more"),
-        (OptimiserRecipe, {"momentum": 1}, "momentum is 1; expected 0 or more and below 1"),
-        (OptimiserRecipe, {"ema": -0.1}, "ema is -0.1; expected 0 or more and below 1"),
-        (OptimiserRecipe, {"clip": 0}, "clip is 0; expected a norm above 0, or none"),
+        (OptimizerRecipe, {"lr": float("nan")}, "lr is nan; expected 0 or more"),
+        (OptimizerRecipe, {"momentum": 1}, "momentum is 1; expected 0 or more and below 1"),
+        (OptimizerRecipe, {"ema": -0.1}, "ema is -0.1; expected 0 or more and below 1"),
+        (OptimizerRecipe, {"clip_grad_norm": 0}, "clip_grad_norm is 0; expected a norm above 0, or none"),
     ],
 )
 def test_what_cannot_be_is_refused_when_it_is_made(part: Any, options: dict[str, Any], message: str) -> None:

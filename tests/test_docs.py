@@ -21,9 +21,9 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 from caaseg import cli
-from caaseg.attention import launching
-from caaseg.data import scenes
-from caaseg.recipe_files import load_recipe
+from caaseg.data.datasets import scenes
+from caaseg.kernels import launching
+from caaseg.recipes import load_recipe
 from tests.training.test_runs import images_and_masks
 
 ROOT = Path(__file__).parents[1]

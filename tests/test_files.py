@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from caaseg.files import clear_left_behind, written_whole
+from caaseg.files import atomic_write, remove_stale_temporaries
 
 
 def test_a_file_is_there_when_it_is_whole_and_not_before(tmp_path: Path) -> None:
     path = tmp_path / "new" / "table.json"
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text("1")
         assert aside.suffix == ".json"
         assert not path.exists()
@@ -24,7 +24,7 @@ def test_what_fails_leaves_the_file_as_it_was_and_nothing_beside_it(tmp_path: Pa
     path.write_text("before")
 
     def write_half() -> None:
-        with written_whole(path) as aside:
+        with atomic_write(path) as aside:
             aside.write_text("half")
             raise RuntimeError("no more")
 
@@ -39,9 +39,9 @@ def test_two_processes_write_the_same_file_and_it_is_always_one_of_theirs(tmp_pa
     program = """
 import sys
 from pathlib import Path
-from caaseg.files import written_whole
+from caaseg.files import atomic_write
 for _ in range(200):
-    with written_whole(Path(sys.argv[1])) as aside, aside.open("w") as file:
+    with atomic_write(Path(sys.argv[1])) as aside, aside.open("w") as file:
         for _ in range(20):
             file.write(sys.argv[2] * 1000)
             file.flush()
@@ -60,7 +60,7 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
 
     def write() -> None:
-        with written_whole(path) as aside:
+        with atomic_write(path) as aside:
             raise PermissionError(13, "Permission denied", str(aside))
 
     with pytest.raises(PermissionError, match=re.escape(f"Permission denied: {str(path)!r}")):
@@ -72,6 +72,6 @@ def test_what_a_killed_process_left_of_a_file_is_cleared_and_nothing_of_others(t
     others = [".a[1].b.0123456789ab.part.png", ".a1.0123456789ab.part.png", ".a[1].0123456789ab.part.jpg", "a[1].png"]
     for name in left + others:
         (tmp_path / name).touch()
-    clear_left_behind(tmp_path / "a[1].png")
+    remove_stale_temporaries(tmp_path / "a[1].png")
     assert {found.name for found in tmp_path.iterdir()} == set(others)
-    clear_left_behind(tmp_path / "nowhere" / "a.png")
+    remove_stale_temporaries(tmp_path / "nowhere" / "a.png")

@@ -9,8 +9,8 @@ from PIL import Image
 
 import caaseg
 from caaseg.cli import main
-from tests.evaluation.test_conflicts import few_scenes as few_scenes
-from tests.evaluation.test_conflicts import saved
+from tests.analysis.test_conflicts import few_scenes as few_scenes
+from tests.analysis.test_conflicts import saved
 from tests.training.test_runs import images_and_masks
 
 README = (Path(__file__).parents[1] / "README.md").read_text()

@@ -16,9 +16,9 @@ COLUMN, ROW = "#e08e1b", "#15918a"  # the gates of image rows and of image colum
 SIDE = 1.0
 
 
-def square(axes: Axes, x: float, y: float, text: str, colour: str = MAP) -> None:
+def square(axes: Axes, x: float, y: float, text: str, color: str = MAP) -> None:
     """A map of H x W pixels with its channels."""
-    axes.add_patch(Rectangle((x, y), SIDE, SIDE, facecolor=colour, edgecolor=INK, linewidth=1))
+    axes.add_patch(Rectangle((x, y), SIDE, SIDE, facecolor=color, edgecolor=INK, linewidth=1))
     axes.text(x + SIDE / 2, y + SIDE / 2, text, ha="center", va="center", fontsize=12, color=INK)
 
 

@@ -4,16 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from caaseg.api import train as train
     from caaseg.evaluation.evaluate import Evaluation as Evaluation
     from caaseg.evaluation.evaluate import evaluate as evaluate
-    from caaseg.evaluation.inference import Predictor as Predictor
     from caaseg.models import ModelConfig as ModelConfig
     from caaseg.models import Prediction as Prediction
     from caaseg.models import Segmenter as Segmenter
     from caaseg.models import create_model as create_model
     from caaseg.models import load_model as load_model
-    from caaseg.recipe_files import load_recipe as load_recipe
-    from caaseg.studies.training import train as train
+    from caaseg.models.predictor import Predictor as Predictor
+    from caaseg.recipes import load_recipe as load_recipe
 
 __version__ = "0.1.0"
 
@@ -22,13 +22,13 @@ _HOMES = {
     "Evaluation": "caaseg.evaluation.evaluate",
     "ModelConfig": "caaseg.models",
     "Prediction": "caaseg.models",
-    "Predictor": "caaseg.evaluation.inference",
+    "Predictor": "caaseg.models.predictor",
     "Segmenter": "caaseg.models",
     "create_model": "caaseg.models",
     "evaluate": "caaseg.evaluation.evaluate",
     "load_model": "caaseg.models",
-    "load_recipe": "caaseg.recipe_files",
-    "train": "caaseg.studies.training",
+    "load_recipe": "caaseg.recipes",
+    "train": "caaseg.api",
 }
 
 __all__ = [

@@ -18,12 +18,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from caaseg.analysis.pixel_attention import AttendedImage, attend
+from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.decode import read_image
 from caaseg.data.sample import BadFileError
-from caaseg.data.scenes import FIRST_HOUSE, Scenes
-from caaseg.evaluation.attended import AttendedImage, attend
 from caaseg.models.segmenter import Segmenter
-from caaseg.reports import attended as draw
+from caaseg.reports import pixel_attention as draw
 
 Models = Sequence[tuple[str, Segmenter]]
 
@@ -60,7 +60,7 @@ def example(models: Models) -> tuple[Shown, str]:
     right = houses & (views[0].labels == label)
     places = (right if right.any() else houses).nonzero().tolist()
     pixel = min(((row, column) for row, column in places), key=lambda place: _own_share(views, place))
-    told = "An example drawn by the program: a house has the colour of the one lamp far away in its row or its column."
+    told = "An example drawn by the program: a house has the color of the one lamp far away in its row or its column."
     if any(model.config.classes != Scenes.classes for _, model in models):
         told += " Not every model here has learned such scenes."
     return Shown(_last(image), pixel, views), told

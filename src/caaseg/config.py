@@ -4,19 +4,36 @@ One run is one recipe, complete in one file. Nothing here imports torch, so that
 """
 
 import difflib
-from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Literal, Self, get_args
 
 HEAD_NAMES = ("fcn", "axial", "axial_se", "caa", "self_attention", "channelized_self_attention", "danet")
 Activation = Literal["leaky_relu", "relu"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
 OutputStride = Literal[8, 16]
 ResNetVariant = Literal["standard", "authors"]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
+
+
+class Settings:
+    """Base of all settings: they are frozen, and a changed copy is checked like a new one."""
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with other values."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all values, nested settings as dictionaries."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of all values."""
+        return [one.name for one in fields(cls)]  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Architecture:
+class Architecture(Settings):
     """A network but for what the data decide."""
 
     head: str = "caa"
@@ -27,7 +44,7 @@ class Architecture:
     """How many pixels a feature of the head stands for: 8 or 16."""
     stages: int | None = None
     """How many stages of the backbone are used, each ending in a feature of stride 4 or coarser; none takes all."""
-    enlarge: float = 1.0
+    input_upsampling: float = 1.0
     """How many times as large as they are given images go through the network, 1 to 4: thin things show better."""
     aux: bool = False
     """Whether an auxiliary branch on the backbone's feature is trained along."""
@@ -65,8 +82,8 @@ class Architecture:
         _among(self, "resnet_variant", ResNetVariant)
         _among(self, "gate_activation", Activation)
         _among(self, "implementation", Implementation)
-        if not 1 <= self.enlarge <= 4:
-            raise ValueError(f"enlarge is {self.enlarge}; expected a factor from 1 to 4")
+        if not 1 <= self.input_upsampling <= 4:
+            raise ValueError(f"input_upsampling is {self.input_upsampling}; expected a factor from 1 to 4")
         if self.stages is not None:
             if not _is_whole(self.stages, 1, 100):
                 raise ValueError(f"stages is {self.stages!r}; expected a whole number from 1, or none for all")
@@ -88,8 +105,8 @@ class ModelConfig(Architecture):
     """Number of classes."""
     classes: tuple[str, ...] | None = None
     """Names of the classes."""
-    palette: tuple[Colour, ...] | None = None
-    """Colours of the classes, RGB."""
+    palette: tuple[Color, ...] | None = None
+    """Colors of the classes, RGB."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,11 +117,9 @@ class ModelConfig(Architecture):
                 raise ValueError(f"{name} has {len(given)} entries, but num_classes is {self.num_classes}")
         if self.classes is not None and not all(isinstance(name, str) for name in self.classes):
             raise ValueError(f"classes are {self.classes}; expected names, one a class")
-        for colour in self.palette or ():
-            if len(colour) != 3 or not all(_is_whole(value, 0, 255) for value in colour):
-                raise ValueError(
-                    f"palette has {colour}; expected red, green and blue from 0 to 255, one colour a class"
-                )
+        for color in self.palette or ():
+            if len(color) != 3 or not all(_is_whole(value, 0, 255) for value in color):
+                raise ValueError(f"palette has {color}; expected red, green and blue from 0 to 255, one color a class")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +133,7 @@ class ModelRecipe(Architecture):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataRecipe:
+class DataRecipe(Settings):
     """What a run learns from, and what its samples go through."""
 
     dataset: str
@@ -147,7 +162,7 @@ class DataRecipe:
     """Most by which the factor of saturation differs from 1."""
     workers: int = 4
     """Processes that read beside each training process."""
-    keep: bool = False
+    cache: bool = False
     """Keep decoded images in memory, read once by each training process: for datasets that fit."""
     bad_files: Literal["stop", "skip"] = "stop"
     """What to do with a file that cannot be read during training."""
@@ -157,7 +172,7 @@ class DataRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossRecipe:
+class LossRecipe(Settings):
     """What is made small. Sums run over the labelled pixels of a whole step, on all devices."""
 
     aux_weight: float = 0.4
@@ -176,7 +191,7 @@ class LossRecipe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimiserRecipe:
+class OptimizerRecipe(Settings):
     """How the weights are moved."""
 
     name: Literal["sgd", "adamw"] = "sgd"
@@ -195,7 +210,7 @@ class OptimiserRecipe:
     """Of the poly schedule."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises from 0."""
-    clip: float | None = None
+    clip_grad_norm: float | None = None
     """Largest norm of the gradient; none leaves it."""
     ema: float | None = None
     """Decay of a running mean of the weights, such as 0.999, which is then what is scored and saved."""
@@ -206,12 +221,12 @@ class OptimiserRecipe:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; expected 0 or more and below 1")
-        if self.clip is not None and self.clip <= 0:
-            raise ValueError(f"clip is {self.clip}; expected a norm above 0, or none")
+        if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
+            raise ValueError(f"clip_grad_norm is {self.clip_grad_norm}; expected a norm above 0, or none")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """A run, whole."""
 
     model: ModelRecipe
@@ -220,10 +235,10 @@ class Recipe:
     """What it learns from."""
     loss: LossRecipe = field(default_factory=LossRecipe)
     """What is made small."""
-    optimiser: OptimiserRecipe = field(default_factory=OptimiserRecipe)
+    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
     """How the weights are moved."""
     steps: int = 40_000
-    """Optimiser steps."""
+    """Optimizer steps."""
     batch_size: int = 16
     """Images a step, over all devices and accumulation steps together."""
     accumulate: int = 1
@@ -236,8 +251,8 @@ class Recipe:
     """Compile the network with torch.compile."""
     cuda_graph: bool = False
     """Record the network's step once and replay it, where there is one GPU: launching kernels then takes no time."""
-    fused_normalisation: bool = False
-    """Normalise, add shortcuts and take ReLU in few passes over the features, where there is one GPU."""
+    fused_batch_norm: bool = False
+    """Normalize, add shortcuts and take ReLU in few passes over the features, where there is one GPU."""
     deterministic: bool = False
     """Use deterministic algorithms alone: two runs give identical weights."""
     seed: int = 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A place beside `path` to write to; renamed to it when the block ends well, removed when it does not.
 
     Of several processes that write the same file at once each has a place of its own, and the last one's file stays.
@@ -30,7 +30,7 @@ def written_whole(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-def clear_left_behind(path: Path) -> None:
+def remove_stale_temporaries(path: Path) -> None:
     """Remove what processes that were killed had begun to write for `path`; for who knows that nobody writes it now."""
     number = "[0-9a-f]" * 12  # and no other file's, whose name begins alike
     for aside in path.parent.glob(f".{glob.escape(path.stem)}.{number}.part{glob.escape(path.suffix)}"):

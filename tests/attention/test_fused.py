@@ -14,7 +14,9 @@ pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels
 
 import triton.language as tl
 
-from caaseg.attention import fused, kernels, launches, launching
+from caaseg.attention import fused
+from caaseg.kernels import axial as kernels
+from caaseg.kernels import launches, launching
 
 pytestmark = pytest.mark.skipif(
     not (launching.INTERPRETED or torch.cuda.is_available()),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from caaseg.data.decode import MAX_PIXELS, read_colour_mask, read_image, read_mask
+from caaseg.data.decode import MAX_PIXELS, read_color_mask, read_image, read_mask
 from caaseg.data.sample import BadFileError
 from tests.data.trees import picture
 
@@ -58,7 +58,7 @@ def test_the_tensor_can_be_written_to(tmp_path: Path) -> None:
     assert torch.equal(read_image(tmp_path / "a.png") + 1, image)
 
 
-def test_greyscale_palette_and_black_and_white_become_rgb(tmp_path: Path) -> None:
+def test_grayscale_palette_and_black_and_white_become_rgb(tmp_path: Path) -> None:
     for mode in ("L", "P", "1"):
         image = picture(2).convert(mode)
         image.save(tmp_path / f"{mode}.png")
@@ -131,7 +131,7 @@ def test_decompression_bombs_are_refused_before_decoding(tmp_path: Path, side: i
     content[29:33] = struct.pack(">I", zlib.crc32(bytes(content[12:29])))
     (tmp_path / "bomb.png").write_bytes(content)
     assert side * side > MAX_PIXELS
-    for read in (read_image, read_mask, read_colour_mask):
+    for read in (read_image, read_mask, read_color_mask):
         with pytest.raises(BadFileError, match=r"bomb\.png: .*pixels.*; expected at most 89,000,000; scale or cut"):
             read(tmp_path / "bomb.png")
 
@@ -200,48 +200,46 @@ def test_masks_of_1_2_4_and_16_bits_give_their_values(tmp_path: Path) -> None:
     assert found == {"1": [[0, 1, 1, 0]], "2": [[0, 1, 2, 3]], "4": [[0, 11, 15, 3]], "16": [[0, 1, 459, 65_535]]}
 
 
-def test_a_palette_of_4_bits_is_not_mistaken_for_grey(tmp_path: Path) -> None:
+def test_a_palette_of_4_bits_is_not_mistaken_for_gray(tmp_path: Path) -> None:
     image = Image.fromarray(np.array([[0, 1, 15, 3]], dtype=np.uint8))
     image.putpalette([*range(48)])
     image.save(tmp_path / "m.png", bits=4)
     assert read_mask(tmp_path / "m.png").tolist() == [[0, 1, 15, 3]]
 
 
-def test_colour_masks_give_their_colours(tmp_path: Path) -> None:
-    colours = np.array(picture(6))
-    Image.fromarray(colours).save(tmp_path / "rgb.png")
-    Image.fromarray(colours).convert("RGBA").save(tmp_path / "opaque.png")
+def test_color_masks_give_their_colors(tmp_path: Path) -> None:
+    colors = np.array(picture(6))
+    Image.fromarray(colors).save(tmp_path / "rgb.png")
+    Image.fromarray(colors).convert("RGBA").save(tmp_path / "opaque.png")
     for name in ("rgb.png", "opaque.png"):
-        np.testing.assert_array_equal(read_colour_mask(tmp_path / name), colours)
+        np.testing.assert_array_equal(read_color_mask(tmp_path / name), colors)
     palette = picture(6).quantize(8)
     palette.save(tmp_path / "palette.png")
-    np.testing.assert_array_equal(read_colour_mask(tmp_path / "palette.png"), np.array(palette.convert("RGB")))
+    np.testing.assert_array_equal(read_color_mask(tmp_path / "palette.png"), np.array(palette.convert("RGB")))
 
 
-def test_black_and_white_in_rgb_gives_0_and_255_where_asked_for_and_no_other_colour_does(tmp_path: Path) -> None:
+def test_black_and_white_in_rgb_gives_0_and_255_where_asked_for_and_no_other_color_does(tmp_path: Path) -> None:
     values = np.where(np.arange(12 * 16).reshape(12, 16) % 3 == 0, 255, 0).astype(np.uint8)
     for mode in ("RGB", "RGBA"):
         Image.fromarray(values).convert(mode).save(tmp_path / f"{mode}.png")
         np.testing.assert_array_equal(read_mask(tmp_path / f"{mode}.png", black_and_white=True), values)
         with pytest.raises(BadFileError, match=rf"{mode}\.png: a mask of mode {mode}; expected one channel"):
             read_mask(tmp_path / f"{mode}.png")
-    for colour in ((0, 0, 255), (255, 255, 0), (255, 0, 255), (1, 1, 1), (254, 254, 254), (128, 128, 128)):
+    for color in ((0, 0, 255), (255, 255, 0), (255, 0, 255), (1, 1, 1), (254, 254, 254), (128, 128, 128)):
         mask = Image.fromarray(values).convert("RGB")
-        mask.putpixel((5, 7), colour)
+        mask.putpixel((5, 7), color)
         mask.save(tmp_path / "other.png")
-        with pytest.raises(
-            BadFileError, match=re.escape(f"other.png: a mask of mode RGB; found the colour {colour}, ")
-        ):
+        with pytest.raises(BadFileError, match=re.escape(f"other.png: a mask of mode RGB; found the color {color}, ")):
             read_mask(tmp_path / "other.png", black_and_white=True)
 
 
 def test_masks_of_the_wrong_kind_are_refused_by_name(tmp_path: Path) -> None:
     picture(1).save(tmp_path / "rgb.png")
-    with pytest.raises(BadFileError, match=r"rgb\.png: a mask of mode RGB; expected one channel.*colour of each class"):
+    with pytest.raises(BadFileError, match=r"rgb\.png: a mask of mode RGB; expected one channel.*color of each class"):
         read_mask(tmp_path / "rgb.png")
     picture(1).convert("L").save(tmp_path / "grey.png")
     with pytest.raises(BadFileError, match=r"grey\.png: a mask of mode L; expected RGB or a palette"):
-        read_colour_mask(tmp_path / "grey.png")
+        read_color_mask(tmp_path / "grey.png")
     picture(1).convert("L").save(tmp_path / "lossy.jpg")
     with pytest.raises(BadFileError, match=r"lossy\.jpg: not a mask in any of PNG, BMP, TIFF"):
         read_mask(tmp_path / "lossy.jpg")
@@ -257,7 +255,7 @@ def test_a_see_through_mask_is_refused_and_an_opaque_one_read(tmp_path: Path) ->
         read_mask(tmp_path / "clear.png")
     mask.convert("RGBA").save(tmp_path / "clear.png")
     with pytest.raises(BadFileError, match=r"clear\.png: a mask with transparent pixels; expected none"):
-        read_colour_mask(tmp_path / "clear.png")
+        read_color_mask(tmp_path / "clear.png")
 
 
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

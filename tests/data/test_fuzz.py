@@ -16,10 +16,10 @@ from numpy.random import Generator
 from PIL import Image
 from scipy.io import savemat
 
-from caaseg.data.decode import read_colour_mask
-from caaseg.data.labels import LabelTable, distinct_colours
-from caaseg.data.mat import read_mat
-from caaseg.data.pairs import Pair, PairDataset
+from caaseg.data.datasets.pairs import Pair, PairDataset
+from caaseg.data.decode import read_color_mask
+from caaseg.data.labels import LabelTable, distinct_colors
+from caaseg.data.prepare.mat import read_mat
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data.trees import picture, values_of
 
@@ -146,7 +146,7 @@ def run(folder: Path, number: int, seed: int) -> None:
     pair.image.write_bytes(images()[0])
     (folder / "mask").write_bytes(masks()[0])
     table = LabelTable({0: 0, 1: 1, 2: 2, 255: IGNORE})
-    dataset = PairDataset([pair], classes=("a", "b", "c"), palette=distinct_colours(3), read_label=table.read)
+    dataset = PairDataset([pair], classes=("a", "b", "c"), palette=distinct_colors(3), read_label=table.read)
     assert dataset[0].label.shape == (40, 56)
     good, bad = outcomes(lambda _: dataset[0], images(), folder / "image", number, seed)
     assert good > number // 50
@@ -155,7 +155,7 @@ def run(folder: Path, number: int, seed: int) -> None:
     good, bad = outcomes(lambda _: dataset[0], masks(), folder / "mask", number, seed + 1)
     assert good > number // 100
     assert bad > number // 4
-    good, bad = outcomes(read_colour_mask, masks(), folder / "mask", number // 4, seed + 2)
+    good, bad = outcomes(read_color_mask, masks(), folder / "mask", number // 4, seed + 2)
     assert good > 0
     assert bad > number // 16
 

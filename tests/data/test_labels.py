@@ -1,4 +1,4 @@
-"""Tables from raw values and colours to class ids."""
+"""Tables from raw values and colors to class ids."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from caaseg.data.labels import ColourTable, LabelTable, distinct_colours, shipped_classes
+from caaseg.data.labels import ColorTable, LabelTable, distinct_colors, shipped_classes
 from caaseg.data.sample import IGNORE, BadFileError
 
 HERE = Path("mask.png")
@@ -44,20 +44,20 @@ def test_ids_can_be_written_to_and_do_not_touch_the_raw_values() -> None:
     assert raw.tolist() == [[0, 0], [0, 0]]
 
 
-def test_colours_become_ids_and_others_are_named(tmp_path: Path) -> None:
+def test_colors_become_ids_and_others_are_named(tmp_path: Path) -> None:
     pixels = np.array([[[1, 2, 3], [9, 9, 9]], [[0, 0, 0], [1, 2, 3]]], dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "m.png")
-    table = ColourTable({(1, 2, 3): 0, (9, 9, 9): 1, (0, 0, 0): IGNORE})
+    table = ColorTable({(1, 2, 3): 0, (9, 9, 9): 1, (0, 0, 0): IGNORE})
     assert table.read(tmp_path / "m.png").tolist() == [[0, 1], [255, 0]]
-    with pytest.raises(BadFileError, match=r"m\.png: colours \(9, 9, 9\) are outside the colour table"):
-        ColourTable({(1, 2, 3): 0, (0, 0, 0): IGNORE}).read(tmp_path / "m.png")
+    with pytest.raises(BadFileError, match=r"m\.png: colors \(9, 9, 9\) are outside the color table"):
+        ColorTable({(1, 2, 3): 0, (0, 0, 0): IGNORE}).read(tmp_path / "m.png")
 
 
-def test_made_colours_are_distinct_and_never_black() -> None:
-    colours = distinct_colours(254)
-    assert len(set(colours)) == 254
-    assert (0, 0, 0) not in colours
-    assert colours[:3] == ((128, 0, 0), (0, 128, 0), (128, 128, 0))
+def test_made_colors_are_distinct_and_never_black() -> None:
+    colors = distinct_colors(254)
+    assert len(set(colors)) == 254
+    assert (0, 0, 0) not in colors
+    assert colors[:3] == ((128, 0, 0), (0, 128, 0), (128, 128, 0))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_shipped_tables_are_whole(dataset: str, number: int, first: tuple[int, s
     assert len(classes.raw) == len(set(classes.raw)) == number
     assert len(set(classes.names)) == len(set(classes.palette)) == number
     assert all(isinstance(name, str) for name in classes.names)
-    assert all(len(colour) == 3 and all(0 <= part <= 255 for part in colour) for colour in classes.palette)
+    assert all(len(color) == 3 and all(0 <= part <= 255 for part in color) for color in classes.palette)
     assert list(classes.raw) == sorted(classes.raw)
     assert (classes.raw[0], classes.names[0]) == first
     assert (classes.raw[-1], classes.names[-1]) == last

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from caaseg.data.sample import IGNORE, Sample
-from caaseg.data.transforms import GREY, UNIT, Augmentation, View, normalise, padded, view_of
+from caaseg.data.transforms import GRAY, UNIT, Augmentation, View, normalize, padded, view_of
 
 seeds = st.integers(0, 2**31)
 lengths = st.integers(1, 40)
@@ -83,7 +83,7 @@ def test_a_view_is_the_scaled_image_cropped(
 
     beyond = torch.ones(crop, dtype=torch.bool)
     beyond[shown] = False
-    assert (image[:, beyond] == GREY).all()
+    assert (image[:, beyond] == GRAY).all()
     assert (label[beyond] == IGNORE).all()
 
 
@@ -112,10 +112,10 @@ def test_a_flip_mirrors_image_and_label(height: int, width: int, crop: tuple[int
 @given(
     brightness=st.floats(-255, 255),
     contrast=st.floats(0, 2),
-    saturation=st.one_of(st.just(1.0), st.floats(0, 2)),  # values are looked up where colours are not mixed
+    saturation=st.one_of(st.just(1.0), st.floats(0, 2)),  # values are looked up where colors are not mixed
     seed=seeds,
 )
-def test_colours_change_as_defined_and_padding_and_label_do_not(
+def test_colors_change_as_defined_and_padding_and_label_do_not(
     brightness: float, contrast: float, saturation: float, seed: int
 ) -> None:
     sample, crop = noise(5, 6, seed), (7, 6)
@@ -126,7 +126,7 @@ def test_colours_change_as_defined_and_padding_and_label_do_not(
     expected = luma + saturation * (before - luma)
     expected = 128 + contrast * (expected - 128) + brightness
     torch.testing.assert_close(image[:, :5].double(), expected.clamp(0, 255), rtol=0, atol=0.51)
-    assert (image[:, 5:] == GREY).all()
+    assert (image[:, 5:] == GRAY).all()
     assert torch.equal(label, view_of(sample, PLAIN, crop).label)
 
 
@@ -141,9 +141,9 @@ def test_a_view_leaves_its_source_as_it_is(scale: int, flip: bool, brightness: f
         seen = view_of(sample, view, crop)
         seen.image.zero_()
         seen.label.zero_()
-        untouched = noise(20, 25, seed=3)
-        assert torch.equal(sample.image, untouched.image)
-        assert torch.equal(sample.label, untouched.label)
+        preserve_state = noise(20, 25, seed=3)
+        assert torch.equal(sample.image, preserve_state.image)
+        assert torch.equal(sample.label, preserve_state.label)
 
 
 def test_draws_follow_the_settings() -> None:
@@ -163,15 +163,15 @@ def test_draws_follow_the_settings() -> None:
     assert 1.99 < max(free) <= 2.0
     assert abs(np.mean(free) - 1.25) < 0.03
 
-    coloured = draws(flip=0.0, brightness=32, contrast=0.4, saturation=0.2)
-    assert [view.scale for view in coloured] == [view.scale for view in stepped]  # one option leaves the others be
-    assert not any(view.flip for view in coloured)
-    shifts = [view.brightness for view in coloured if view.brightness]
+    colored = draws(flip=0.0, brightness=32, contrast=0.4, saturation=0.2)
+    assert [view.scale for view in colored] == [view.scale for view in stepped]  # one option leaves the others be
+    assert not any(view.flip for view in colored)
+    shifts = [view.brightness for view in colored if view.brightness]
     assert 900 < len(shifts) < 1100
     assert -32 <= min(shifts) < -31
     assert 31 < max(shifts) <= 32
-    assert 0.6 <= min(view.contrast for view in coloured) < 0.61
-    assert 1.19 < max(view.saturation for view in coloured) <= 1.2
+    assert 0.6 <= min(view.contrast for view in colored) < 0.61
+    assert 1.19 < max(view.saturation for view in colored) <= 1.2
 
 
 def test_a_sample_depends_on_its_generator_alone() -> None:
@@ -205,20 +205,20 @@ def test_padding_keeps_the_image_and_ignores_the_rest() -> None:
     image, label, _ = padded(sample, (5, 4))
     assert torch.equal(image[:, :3], sample.image)
     assert torch.equal(label[:3], sample.label)
-    assert (image[:, 3:] == GREY).all()
+    assert (image[:, 3:] == GRAY).all()
     assert (label[3:] == IGNORE).all()
     with pytest.raises(ValueError, match=r"noise: 3 x 4 does not fit in 5 x 3; pad to the size of the largest image"):
         padded(sample, (5, 3))
 
 
-def test_normalisation_is_that_of_imagenet() -> None:
+def test_normalization_is_that_of_imagenet() -> None:
     images = torch.stack([noise(3, 4, seed).image for seed in (0, 1)])
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(3, 1, 1)
         for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     )
-    normalised = normalise(images)
-    assert normalised.dtype == torch.float32
-    torch.testing.assert_close(normalised.double(), (images.double() / 255 - mean) / std, rtol=0, atol=1e-6)
+    normalized = normalize(images)
+    assert normalized.dtype == torch.float32
+    torch.testing.assert_close(normalized.double(), (images.double() / 255 - mean) / std, rtol=0, atol=1e-6)
     with pytest.raises(ValueError, match=r"images are torch.float32; expected uint8"):
-        normalise(normalised)
+        normalize(normalized)

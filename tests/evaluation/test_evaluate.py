@@ -19,11 +19,11 @@ from torch.nn.functional import one_hot
 
 import caaseg
 from caaseg.cli import main
-from caaseg.data import cityscapes
 from caaseg.data.catalogue import DATASETS
-from caaseg.data.sample import IGNORE, BadFileError, Batch, Colour, Sample
-from caaseg.data.scenes import Scenes
-from caaseg.data.transforms import normalise
+from caaseg.data.datasets import cityscapes
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.sample import IGNORE, BadFileError, Batch, Color, Sample
+from caaseg.data.transforms import normalize
 from caaseg.evaluation.evaluate import Evaluation
 from caaseg.reports.scores import lines, protocol, score_table
 from tests.data import trees
@@ -47,7 +47,7 @@ class Knowing(nn.Module):
 
     def __init__(self, dataset: Scenes) -> None:
         super().__init__()
-        self.known = [(normalise(sample.image[None])[0], sample.label) for sample in (dataset[k] for k in range(3))]
+        self.known = [(normalize(sample.image[None])[0], sample.label) for sample in (dataset[k] for k in range(3))]
         self.num_classes = len(dataset.classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def test_the_counts_are_those_of_a_plain_loop(batch_size: int, workers: int) -> 
     expected = torch.zeros(8, 8, dtype=torch.int64)
     for sample in (data[k] for k in range(3)):
         with torch.no_grad():
-            logits = model(normalise(sample.image[None], (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))).logits
+            logits = model(normalize(sample.image[None], (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))).logits
         for truth, found in zip(sample.label.flatten().tolist(), logits.argmax(1).flatten().tolist(), strict=True):
             if truth != IGNORE:
                 expected[truth, found] += 1
@@ -112,7 +112,7 @@ class Odd:
     """Images of several sizes, one pixel among them."""
 
     classes: tuple[str, ...] = ("left", "right")
-    palette: tuple[Colour, ...] = ((0, 0, 0), (255, 255, 255))
+    palette: tuple[Color, ...] = ((0, 0, 0), (255, 255, 255))
     sizes = ((1, 1), (7, 33), (50, 31))
 
     def __len__(self) -> int:

@@ -14,9 +14,9 @@ from torch import nn
 
 import caaseg
 from caaseg.cli import main
-from caaseg.data.transforms import normalise
+from caaseg.data.transforms import normalize
 from caaseg.models import export
-from caaseg.models.onnx_model import OnnxModel
+from caaseg.models.onnx import OnnxModel
 
 SHIPPED = Path(__file__).parents[2] / "models"  # learned on CamVid
 LARGEST = 2.5  # of the logits of the pictures that statistics are taken of; differences are in proportion to it
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "g
 def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
     """A network as well conditioned as a trained one, of which every weight and every statistic is drawn.
 
-    So a wrong layer shows. The statistics of its normalisations are those of a batch of pictures, as training would
+    So a wrong layer shows. The statistics of its normalizations are those of a batch of pictures, as training would
     leave them: with those it begins with (means 0, variances 1) the features of an EfficientNet-B0 shrink to 1e-3 and
     its logits to 1e-4, where nothing could differ. It is then shown pictures of the same kind: on noise its logits
     come to 1e5, and torch in float32 is about as far from torch in float64 as an exported file is.
@@ -45,8 +45,8 @@ def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
             module.momentum = 1.0
     images = familiar()
     with torch.no_grad():
-        model.train()(normalised(model, images))
-        largest = model.eval()(normalised(model, images)).logits.abs().max()
+        model.train()(normalized(model, images))
+        largest = model.eval()(normalized(model, images)).logits.abs().max()
         for tensor in model.classifier.parameters():
             tensor.mul_(LARGEST / largest)
     return model
@@ -57,8 +57,8 @@ def familiar() -> torch.Tensor:
     return export.pictures(32, 160, 160, torch.Generator().manual_seed(1))
 
 
-def normalised(model: caaseg.Segmenter, images: torch.Tensor) -> torch.Tensor:
-    return normalise(images.to(torch.uint8), model.backbone.mean, model.backbone.std)
+def normalized(model: caaseg.Segmenter, images: torch.Tensor) -> torch.Tensor:
+    return normalize(images.to(torch.uint8), model.backbone.mean, model.backbone.std)
 
 
 def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1) -> None:
@@ -72,7 +72,7 @@ def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1) -> None:
     largest = 0.0
     for images in given:
         with torch.no_grad():
-            expected = model(normalised(model, images)).logits
+            expected = model(normalized(model, images)).logits
         found = run(images)
         assert found.shape == expected.shape
         assert float((found - expected).abs().max()) < 1e-3, images.shape
@@ -97,13 +97,13 @@ def test_onnx_agrees_with_a_caa_on_an_efficientnet(saved: Path) -> None:
 
 
 def test_onnx_agrees_with_a_model_that_enlarges_what_it_sees(tmp_path: Path) -> None:
-    model = build("fcn", "test_resnet", enlarge=1.5)
+    model = build("fcn", "test_resnet", input_upsampling=1.5)
     export.export_model(model, tmp_path / "m.onnx")  # which compares them at ten sizes
     run, plain = OnnxModel(tmp_path / "m.onnx"), build("fcn", "test_resnet")
     plain.load_state_dict(model.state_dict())
     for height, width in ((90, 121), (17, 64)):
         images = torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8)
-        inputs = normalise(images, model.backbone.mean, model.backbone.std)
+        inputs = normalize(images, model.backbone.mean, model.backbone.std)
         with torch.no_grad():
             expected, other = model(inputs).logits, plain(inputs).logits
         torch.testing.assert_close(run(images.float()), expected, rtol=1e-3, atol=1e-2)
@@ -226,7 +226,7 @@ def test_files_that_are_no_exported_model_are_refused(saved: Path, tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch.export.load, about its own parts
 @pytest.mark.parametrize(
-    ("backbone", "enlarge"),
+    ("backbone", "input_upsampling"),
     [
         ("test_resnet", 1.0),
         pytest.param("test_resnet", 1.3, marks=pytest.mark.slow),
@@ -234,7 +234,7 @@ def test_files_that_are_no_exported_model_are_refused(saved: Path, tmp_path: Pat
     ],
 )
 def test_a_torch_program_agrees_with_the_model(backbone: str, enlarge: float, tmp_path: Path) -> None:
-    model = build("caa", backbone, enlarge=enlarge)
+    model = build("caa", backbone, input_upsampling=enlarge)
     check = export.export_model(model, tmp_path / "m.pt2", "torch")
     assert check.difference < 1e-5
     extra = {"caaseg.json": ""}

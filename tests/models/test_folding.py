@@ -1,4 +1,4 @@
-"""Normalisations folded into convolutions: the same numbers, and nothing left to fold."""
+"""Normalizations folded into convolutions: the same numbers, and nothing left to fold."""
 
 import shutil
 from statistics import geometric_mean
@@ -9,8 +9,8 @@ from torch import nn
 
 import caaseg
 from caaseg.models import folding
-from caaseg.models.folding import PlainBlock, compile_for_inference, folded
-from caaseg.models.normalisation import with_fused_normalisation
+from caaseg.models.folding import PlainBlock, compile_for_inference, fold_batch_norm
+from caaseg.models.fused_norm import fuse_batch_norm
 
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 
@@ -33,9 +33,9 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     ("head", "backbone", "options"),
     [
         ("caa", "test_resnet", {"aux": True, "decoder": True}),
-        ("danet", "test_efficientnet", {}),  # whose normalisations have activations in them
+        ("danet", "test_efficientnet", {}),  # whose normalizations have activations in them
         ("axial_se", "resnet18", {"resnet_variant": "authors"}),
-        ("fcn", "test_resnet", {"enlarge": 1.5}),
+        ("fcn", "test_resnet", {"input_upsampling": 1.5}),
         ("fcn", "resnet26d", {"output_stride": 8}),  # whose shortcuts are pooled
     ],
 )
@@ -43,7 +43,7 @@ def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options
     model = caaseg.create_model(head, backbone=backbone, **SMALL, **options).double()  # type: ignore[arg-type]
     set_at_random(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    served = folded(model)
+    served = fold_batch_norm(model)
     images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
     model.eval()
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options
 def test_compiled_for_inference_it_gives_the_same_numbers() -> None:
     model = caaseg.create_model("caa", backbone="test_resnet", decoder=True, **SMALL)  # type: ignore[arg-type]
     set_at_random(model)
-    served = folded(model)
+    served = fold_batch_norm(model)
     pictures = [torch.randn(1, 3, 40, 51), torch.randn(2, 3, 33, 64)]
     with torch.inference_mode():
         expected = [served(images).logits for images in pictures]
@@ -71,20 +71,20 @@ def test_compiled_for_inference_it_gives_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize(("head", "backbone"), [("fcn", "resnet18"), ("caa", "test_efficientnet")])
-def test_a_model_that_was_trained_with_fused_normalisation_folds_too(head: str, backbone: str) -> None:
+def test_a_model_that_was_trained_with_fused_normalization_folds_too(head: str, backbone: str) -> None:
     model = caaseg.create_model(head, backbone=backbone, **SMALL).double()  # type: ignore[arg-type]
     set_at_random(model)
     images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
     with torch.no_grad():
         expected = model.eval()(images).logits
-        with_fused_normalisation(model)
-        torch.testing.assert_close(folded(model)(images).logits, expected)
+        fuse_batch_norm(model)
+        torch.testing.assert_close(fold_batch_norm(model)(images).logits, expected)
 
 
 def test_a_large_convolution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = caaseg.create_model("caa", backbone="test_resnet", **SMALL).double()  # type: ignore[arg-type]
     set_at_random(model)
-    served, images = folded(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
+    served, images = fold_batch_norm(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
     with torch.no_grad():
         expected = served(images).logits
         monkeypatch.setattr(folding, "CACHED", 700)  # so that most are more than that
@@ -93,7 +93,7 @@ def test_a_large_convolution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPat
 
 def test_a_resnet_is_convolutions_alone() -> None:
     model = caaseg.create_model("caa", backbone="resnet50", **SMALL)  # type: ignore[arg-type]
-    served = folded(model)
+    served = fold_batch_norm(model)
     blocks = [module for module in served.modules() if isinstance(module, PlainBlock)]
     assert len(blocks) == 16
     assert not [module for module in served.backbone.modules() if isinstance(module, nn.ReLU)]
@@ -115,7 +115,7 @@ def errors_in_16_bits(compiled: bool) -> tuple[float, float]:
     model = caaseg.create_model("caa", backbone="resnet50", output_stride=8, num_classes=11).cuda().eval()
     set_at_random(model)
     images = torch.randn(2, 3, 97, 129, device="cuda").contiguous(memory_format=torch.channels_last)
-    served = folded(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    served = fold_batch_norm(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
         compile_for_inference(served)
     with torch.inference_mode():

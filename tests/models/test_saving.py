@@ -49,7 +49,7 @@ def test_a_folder_holds_weights_config_and_card(saved: Path) -> None:
     assert {path.name for path in saved.iterdir()} == {"model.safetensors", "config.json", "README.md"}
     config = json.loads((saved / "config.json").read_text())
     assert config["classes"] == CLASSES
-    assert config["palette"] == [list(colour) for colour in PALETTE]
+    assert config["palette"] == [list(color) for color in PALETTE]
     card = (saved / "README.md").read_text()
     assert "# caa on test_resnet, 3 classes" in card
     assert "| 1 | tree | 0, 128, 0 |" in card
@@ -60,7 +60,7 @@ def test_a_folder_holds_weights_config_and_card(saved: Path) -> None:
 def test_a_model_of_an_older_version_is_seen_as_it_was(saved: Path) -> None:
     """It knows nothing of options that came later."""
     config = json.loads((saved / "config.json").read_text())
-    for name in ("enlarge", "stages"):
+    for name in ("input_upsampling", "stages"):
         del config[name]
     (saved / "config.json").write_text(json.dumps(config))
     assert caaseg.load_model(saved).config == build().config
@@ -68,14 +68,14 @@ def test_a_model_of_an_older_version_is_seen_as_it_was(saved: Path) -> None:
 
 def test_the_card_says_what_is_not_usual(saved: Path, tmp_path: Path) -> None:
     assert "backbone `test_resnet`, output stride\n16. The heads" in (saved / "README.md").read_text()
-    model = build(stages=3, enlarge=1.5)
+    model = build(stages=3, input_upsampling=1.5)
     model.save_pretrained(tmp_path / "other")
     card = (tmp_path / "other" / "README.md").read_text()
     assert (
         "backbone `test_resnet` up to stage 3, output stride\n16, images enlarged 1.5 times inside. The heads" in card
     )
     loaded, images = caaseg.load_model(tmp_path / "other"), torch.randn(1, 3, 40, 51)
-    assert (loaded.config.stages, loaded.config.enlarge) == (3, 1.5)
+    assert (loaded.config.stages, loaded.config.input_upsampling) == (3, 1.5)
     assert torch.equal(model(images).logits, loaded(images).logits)
 
 
@@ -180,7 +180,7 @@ def change_config(folder: Path, **changed: Any) -> None:
         ({"head": "transformer"}, "config.json: head is 'transformer'; expected one of fcn, axial"),
         ({"num_classes": 4, "classes": None, "palette": None}, "the weights do not fit the model; 2 of another shape"),
         ({"num_classes": "many"}, "num_classes"),
-        ({"colour": "blue"}, "colour"),
+        ({"color": "blue"}, "color"),
         ({"output_stride": 32}, "output_stride"),
         ({"backbone": "resnet18"}, "the weights do not fit the model; "),
         ({"decoder": True}, "the weights do not fit the model; "),

@@ -1,11 +1,11 @@
-"""Curves take their colours from the page and stay small."""
+"""Curves take their colors from the page and stay small."""
 
 import xml.etree.ElementTree as ET
 
 from caaseg.reports.curves import Line, as_svg, draw_lines
 
 
-def test_a_figure_is_well_formed_takes_the_pages_colours_and_keeps_its_parts_to_itself() -> None:
+def test_a_figure_is_well_formed_takes_the_pages_colors_and_keeps_its_parts_to_itself() -> None:
     lines = [Line("CAA", [1, 2, 3], [0.1, 0.5, 0.7]), Line("FCN", [1, 2, 3], [0.1, 0.2, 0.2])]
     first, second = (as_svg(draw_lines(lines), name) for name in ("first", "second"))
     root = ET.fromstring(first)

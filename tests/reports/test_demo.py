@@ -52,5 +52,5 @@ def test_what_can_be_told_from_nearby(fcn: float, caa: float, said: str) -> None
     assert finding(Outcome(0.5, fcn, 0.1), Outcome(0.5, caa, 0.1))[2].endswith(said)
 
 
-def test_guessing_among_four_colours_is_one_in_seven() -> None:
+def test_guessing_among_four_colors_is_one_in_seven() -> None:
     assert pytest.approx(1 / 7) == GUESSING

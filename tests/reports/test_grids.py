@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from caaseg.evaluation.paired import paired_difference
+from caaseg.analysis.paired import paired_difference
 from caaseg.reports.grids import Cost, GridReport, Line, as_json, draw_grid, grid_table, markdown
 
 

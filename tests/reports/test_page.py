@@ -1,4 +1,4 @@
-"""Pictures on a page: small, and of the right colours."""
+"""Pictures on a page: small, and of the right colors."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ def test_a_large_picture_is_scaled_down_and_written_the_smaller_way() -> None:
     assert decoded(flat).size == (60, 50)
 
 
-def test_marks_have_their_colour_and_ignored_pixels_are_black() -> None:
+def test_marks_have_their_color_and_ignored_pixels_are_black() -> None:
     image = torch.full((3, 8, 8), 100, dtype=torch.uint8)
     label = torch.zeros(8, 8, dtype=torch.uint8)
     label[0] = IGNORE

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from caaseg.data.sample import Batch, Colour
+from caaseg.data.sample import Batch, Color
+from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.evaluation.extremes import Extremes
-from caaseg.metrics import ConfusionMatrix
+from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.reports.evaluation import heat_map, largest_confusions, row_shares
 from caaseg.reports.run import training_seconds, write_run_page
 from tests.training.small import small_recipe
@@ -49,14 +49,14 @@ def page_of(path: Path, classes: tuple[str, ...], size: tuple[int, int], used: i
     """A report on random predictions; of the classes the first `used` are in labels and predictions."""
     rng = torch.Generator().manual_seed(0)
     count = len(classes)
-    matrix, extremes = ConfusionMatrix(count), Extremes(count)
+    matrix, extremes = ConfusionMatrix(count), BestWorstImages(count)
     for k in range(8):
         label, prediction = (torch.randint(0, used or count, size, generator=rng, dtype=torch.uint8) for _ in range(2))
         prediction = torch.where(torch.rand(size, generator=rng) < k / 10, label, prediction)
         image = torch.randint(0, 256, (3, *size), generator=rng, dtype=torch.uint8)
         matrix.update(prediction, label)
         extremes.see(Batch(image[None], label[None], (f"<img {k}>&.jpg",)), prediction[None])
-    palette: list[Colour] = [(k % 256, 3 * k % 256, 7 * k % 256) for k in range(count)]
+    palette: list[Color] = [(k % 256, 3 * k % 256, 7 * k % 256) for k in range(count)]
     write_run_page(
         path,
         recipe=small_recipe(),

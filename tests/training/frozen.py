@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from caaseg.cli import main
+from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.sample import IGNORE, Sample
-from caaseg.data.scenes import Scenes
 
 
 def always_evaluate(module: nn.Module, mode: bool = True) -> nn.Module:

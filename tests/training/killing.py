@@ -25,7 +25,7 @@ from tests.training.small import small_recipe
 def recipe(workers: int) -> Recipe:
     return small_recipe(
         *("--steps", "60", "--checkpoint_every", "4", "--validate_every", "25", "--data.workers", str(workers)),
-        *("--optimiser.ema", "0.9", "--batch_size", "4", "--accumulate", "2", "--model.aux", "true"),
+        *("--optimizer.ema", "0.9", "--batch_size", "4", "--accumulate", "2", "--model.aux", "true"),
     )
 
 

@@ -13,7 +13,7 @@ from caaseg.training.checkpoints import newest_good_checkpoint, read_checkpoint,
 
 def state(step: int) -> dict[str, Any]:
     weights = {"weight": torch.arange(1000.0) + step}
-    return {"step": step, "model": weights, "average": None, "optimiser": {"state": {}}, "scaler": {}, "best": {}}
+    return {"step": step, "model": weights, "average": None, "optimizer": {"state": {}}, "scaler": {}, "best": {}}
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:

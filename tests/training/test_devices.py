@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from caaseg.data.scenes import Scenes
-from caaseg.training.journal import read_lines
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.training.metrics_log import read_metrics
 from caaseg.training.runs import train
 from tests.training.frozen import always_evaluate, partly_ignored
 from tests.training.small import WORDS, small_recipe
@@ -21,20 +21,20 @@ TORCHRUN = [*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "--master
 
 def trained(folder: Path, launcher: list[str], *words: str) -> dict[str, torch.Tensor]:
     command = [*launcher, "tests.training.frozen", "train", "scenes/caa_resnet18", "--device", "cpu", *WORDS]
-    recipe = ["--batch_size", "8", "--optimiser.name", "sgd", "--optimiser.lr", "0.1", "--model.aux", "true"]
+    recipe = ["--batch_size", "8", "--optimizer.name", "sgd", "--optimizer.lr", "0.1", "--model.aux", "true"]
     result = subprocess.run(
         [*command, *recipe, "--out", str(folder), *words], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
     if "--devices" in words:
-        assert "synchronised batch normalisation is not available on CPU" in result.stderr
+        assert "synchronized batch normalization is not available on CPU" in result.stderr
     return load_file(folder / "model" / "model.safetensors")
 
 
 def assert_same(folder: Path, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")  # noqa: B023
-    ours, theirs = (read_lines(folder / run / "metrics.jsonl") for run in ("one", "other"))
+    ours, theirs = (read_metrics(folder / run / "metrics.jsonl") for run in ("one", "other"))
     assert len(ours) == len(theirs)
     for line, other in zip(ours, theirs, strict=True):
         if "loss" in line:
@@ -48,7 +48,7 @@ def test_accumulation_gives_what_one_part_gives(tmp_path: Path, monkeypatch: pyt
     for part in (nn.BatchNorm2d, nn.Dropout):
         monkeypatch.setattr(part, "train", always_evaluate)
     monkeypatch.setattr(Scenes, "__getitem__", partly_ignored)
-    words = ["--batch_size", "8", "--optimiser.name", "sgd", "--optimiser.lr", "0.1", "--model.aux", "true"]
+    words = ["--batch_size", "8", "--optimizer.name", "sgd", "--optimizer.lr", "0.1", "--model.aux", "true"]
     for folder, parts in (("one", "1"), ("other", "4")):
         train(small_recipe(*words, "--accumulate", parts), tmp_path / folder, device="cpu")
     expected, found = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("one", "other"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from caaseg.training.journal import read_lines
+from caaseg.training.metrics_log import read_metrics
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_killed_run_ends_bit_identical(kills: int, workers: int, tmp_path: Pat
 
 
 def measured(run: Path) -> list[dict[str, object]]:
-    lines = read_lines(run / "metrics.jsonl")
+    lines = read_metrics(run / "metrics.jsonl")
     return [
         {name: value for name, value in line.items() if name not in ("images_per_second", "waiting")} for line in lines
     ]

@@ -1,13 +1,13 @@
-"""The optimiser's groups, the running mean, synchronised statistics."""
+"""The optimizer's groups, the running mean, synchronized statistics."""
 
 import pytest
 import torch
 from torch import nn
 
 import caaseg
-from caaseg.config import OptimiserRecipe
-from caaseg.training.average import MovingAverage
-from caaseg.training.module import make_optimiser, step_seed, with_synchronised_statistics
+from caaseg.config import OptimizerRecipe
+from caaseg.training.ema import MovingAverage
+from caaseg.training.module import make_optimizer, step_seed, with_synchronized_statistics
 
 
 def model(backbone: str = "test_resnet") -> caaseg.Segmenter:
@@ -18,9 +18,9 @@ def model(backbone: str = "test_resnet") -> caaseg.Segmenter:
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_weight_decay_is_on_kernels_alone_and_the_head_has_its_factor(name: str) -> None:
     network = model()
-    optimiser = make_optimiser(network, OptimiserRecipe(name=name, weight_decay=0.1, head_lr_factor=10))  # type: ignore[arg-type]
-    group_of = {id(p): group for group in optimiser.param_groups for p in group["params"]}
-    assert sum(len(group["params"]) for group in optimiser.param_groups) == len(list(network.parameters()))
+    optimizer = make_optimizer(network, OptimizerRecipe(name=name, weight_decay=0.1, head_lr_factor=10))  # type: ignore[arg-type]
+    group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(network.parameters()))
     for key, parameter in network.named_parameters():
         group = group_of[id(parameter)]
         assert group["weight_decay"] == (0.1 if parameter.ndim > 1 else 0), key
@@ -46,12 +46,12 @@ def test_the_running_mean_is_one_and_counters_are_copied() -> None:
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
-def test_synchronised_statistics_replace_every_batch_normalisation(backbone: str) -> None:
+def test_synchronized_statistics_replace_every_batch_normalization(backbone: str) -> None:
     plain = model(backbone).eval()
     images = torch.randn(2, 3, 33, 33)
     expected = plain(images).logits
     norms = sum(isinstance(part, nn.BatchNorm2d) for part in plain.modules())
-    converted = with_synchronised_statistics(plain)
+    converted = with_synchronized_statistics(plain)
     assert not any(isinstance(part, nn.BatchNorm2d) for part in converted.modules())
     assert sum(isinstance(part, nn.SyncBatchNorm) for part in converted.modules()) == norms
     torch.testing.assert_close(converted(images).logits, expected)  # activations inside timm's layers are kept

@@ -18,18 +18,18 @@ from safetensors.torch import load_file
 from torch import nn
 
 import caaseg
+from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
 from caaseg.data.sample import Batch
-from caaseg.evaluation.measure import LiveTensors
 from caaseg.models.segmenter import Prediction
-from caaseg.recipe_files import load_recipe
+from caaseg.recipes import load_recipe
 from caaseg.training import checkpoints, conductor, runs
 from caaseg.training.conductor import Progress
-from caaseg.training.journal import read_lines
-from caaseg.training.memory import check_kept_fits, least_bytes
+from caaseg.training.memory import check_cache_fits, least_bytes
+from caaseg.training.metrics_log import read_metrics
 from caaseg.training.module import NonFiniteLossError, TrainingModule
-from caaseg.training.opened import build_model, open_split
 from caaseg.training.runs import train
+from caaseg.training.setup import build_model, open_split
 from tests.training.small import WORDS, small_recipe
 
 
@@ -45,11 +45,11 @@ def assert_identical(first: dict[str, torch.Tensor], second: dict[str, torch.Ten
 
 def test_a_small_run_learns_and_its_folder_holds_what_it_should(tmp_path: Path) -> None:
     told: list[Progress] = []
-    words = ["--steps", "60", "--batch_size", "4", "--validate_every", "20", "--optimiser.lr", "0.005"]
-    recipe = small_recipe(*words, "--optimiser.ema", "0.9")
+    words = ["--steps", "60", "--batch_size", "4", "--validate_every", "20", "--optimizer.lr", "0.005"]
+    recipe = small_recipe(*words, "--optimizer.ema", "0.9")
     result = train(recipe, tmp_path / "run", device="cpu", progress=told.append)
 
-    lines = read_lines(tmp_path / "run" / "metrics.jsonl")
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
     scores = [line["val_mean_iou"] for line in lines if "val_mean_iou" in line]
     assert [line["step"] for line in lines if "loss" in line] == [10, 20, 30, 40, 50, 60]
@@ -78,10 +78,10 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path, capsys: pytest.CaptureF
     assert (
         "run: holds a run; go on with it by --resume auto, or give another folder by --out" in capsys.readouterr().err
     )
-    assert main([*words, "--optimiser.lr", "0.5", "--resume", "auto"]) == 2
+    assert main([*words, "--optimizer.lr", "0.5", "--resume", "auto"]) == 2
     said = capsys.readouterr().err
     assert (
-        "the run was begun otherwise: optimiser.lr was 0.002 and is 0.5; give the same values, or another --out" in said
+        "the run was begun otherwise: optimizer.lr was 0.002 and is 0.5; give the same values, or another --out" in said
     )
     before = weights(tmp_path / "run")
     assert main([*words, "--resume", "auto"]) == 0  # it is done: nothing happens
@@ -109,7 +109,7 @@ def test_whether_bad_files_are_skipped_may_be_said_on_resume(tmp_path: Path) -> 
 
 def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     words = ["--steps", "24", "--checkpoint_every", "100", "--validate_every", "24", "--data.workers", "1"]
-    recipe = small_recipe(*words, "--optimiser.clip", "1.0")
+    recipe = small_recipe(*words, "--optimizer.clip_grad_norm", "1.0")
     before = signal.getsignal(signal.SIGTERM)
 
     def terminate(progress: Progress) -> None:
@@ -125,7 +125,7 @@ def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(
     assert train(recipe, tmp_path / "stopped", device="cpu", resume="auto").finished
     assert train(recipe, tmp_path / "whole", device="cpu", resume="auto").finished
     assert_identical(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
-    steps = [[line["step"] for line in read_lines(tmp_path / run / "metrics.jsonl")] for run in ("stopped", "whole")]
+    steps = [[line["step"] for line in read_metrics(tmp_path / run / "metrics.jsonl")] for run in ("stopped", "whole")]
     assert steps[0] == steps[1] == [10, 20, 24, 24]
 
 
@@ -201,14 +201,14 @@ def test_running_out_of_memory_is_said_with_what_to_do(tmp_path: Path, monkeypat
 @pytest.mark.slow
 def test_a_compiled_network_is_trained_and_saved_as_any_other(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "caaseg", "train", "scenes/fcn_resnet18", "--device", "cpu", *WORDS]
-    words = ["--compile", "true", "--steps", "3", "--optimiser.ema", "0.9", "--out", str(tmp_path / "run")]
+    words = ["--compile", "true", "--steps", "3", "--optimizer.ema", "0.9", "--out", str(tmp_path / "run")]
     subprocess.run([*command, *words], check=True, capture_output=True)
     assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
 
 
-@pytest.mark.parametrize(("gpus", "synchronised"), [(1, False), (2, True)])
-def test_more_than_one_gpu_synchronises_batch_statistics(
-    gpus: int, synchronised: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("gpus", "synchronized"), [(1, False), (2, True)])
+def test_more_than_one_gpu_synchronizes_batch_statistics(
+    gpus: int, synchronized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[nn.Module] = []
 
@@ -221,8 +221,8 @@ def test_more_than_one_gpu_synchronises_batch_statistics(
     monkeypatch.setattr(runs, "_trainer", lambda *arguments: Trainer())
     train(small_recipe(), tmp_path / "run", devices=gpus)
     kinds = {type(part) for part in fitted[0].modules()}
-    assert (nn.SyncBatchNorm in kinds) == synchronised
-    assert (nn.BatchNorm2d in kinds) != synchronised
+    assert (nn.SyncBatchNorm in kinds) == synchronized
+    assert (nn.BatchNorm2d in kinds) != synchronized
 
 
 def images_and_masks(root: Path, number: int = 6) -> None:
@@ -275,7 +275,7 @@ def test_splits_can_be_joined(tmp_path: Path) -> None:
 
 def test_kept_data_teach_the_same_and_may_be_given_up_on_resume(tmp_path: Path) -> None:
     read = small_recipe("--loss.class_weights", "log")
-    kept = small_recipe("--loss.class_weights", "log", "--data.keep", "true", "--data.workers", "1")
+    kept = small_recipe("--loss.class_weights", "log", "--data.cache", "true", "--data.workers", "1")
     plain = train(read, tmp_path / "read", device="cpu")
     assert train(kept, tmp_path / "kept", device="cpu") == plain._replace(folder=tmp_path / "kept")
     assert_identical(weights(tmp_path / "kept"), weights(tmp_path / "read"))
@@ -284,13 +284,13 @@ def test_kept_data_teach_the_same_and_may_be_given_up_on_resume(tmp_path: Path) 
 
 def test_data_larger_than_the_memory_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
-    assert main([*words, "--data.keep", "true", "--data.options", "{size: [64, 64], length: 1000000000}"]) == 2
+    assert main([*words, "--data.cache", "true", "--data.options", "{size: [64, 64], length: 1000000000}"]) == 2
     said = capsys.readouterr().err
-    assert "data.keep is true, but the decoded images take about 32,768.0 GB and " in said
-    assert "GB of memory are free; set data.keep false, to read them from their files at each step" in said
+    assert "data.cache is true, but the decoded images take about 32,768.0 GB and " in said
+    assert "GB of memory are free; set data.cache false, to read them from their files at each step" in said
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match=r"take about 0\.0 GB 1000000000 times, once a process, and"):
-        check_kept_fits(1_000_000, 1_000_000_000)
+        check_cache_fits(1_000_000, 1_000_000_000)
 
 
 def test_ctrl_c_stops_a_run_as_sigterm_does(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ def test_the_speed_after_a_checkpoint_is_that_of_the_steps_since(tmp_path: Path)
     """Counted from the start of the run it would be ten times too high at the end of this one."""
     words = ["--steps", "100", "--checkpoint_every", "45", "--validate_every", "90", "--model.head", "fcn"]
     train(small_recipe(*words), tmp_path / "run", device="cpu")
-    lines = [line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     speeds = {line["step"]: line["images_per_second"] for line in lines}
     others = [speed for step, speed in speeds.items() if step not in (50, 100)]
     assert speeds[100] < 4 * max(others)
@@ -326,7 +326,7 @@ def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("words", [(), ("--model.enlarge", "2")])
+@pytest.mark.parametrize("words", [(), ("--model.input_upsampling", "2")])
 def test_the_least_that_a_step_takes_is_less_than_it_takes(words: tuple[str, ...]) -> None:
     """A bound above the truth would refuse what can be trained."""
     recipe = small_recipe("--model.head", "fcn", *words)
@@ -352,18 +352,18 @@ def test_a_step_that_does_not_fit_is_found_out_before_the_first(
 
 
 def test_a_model_that_enlarges_learns_with_a_decoder_at_the_images_own_size(tmp_path: Path) -> None:
-    words = ["--model.enlarge", "4", "--model.decoder", "true", "--model.aux", "true", "--steps", "20"]
+    words = ["--model.input_upsampling", "4", "--model.decoder", "true", "--model.aux", "true", "--steps", "20"]
     train(small_recipe(*words, "--data.crop", "[33, 40]", "--validate_every", "20"), tmp_path / "run", device="cpu")
-    losses = [line["loss"] for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
     assert losses[1] < losses[0]
-    assert caaseg.load_model(tmp_path / "run").config.enlarge == 4
+    assert caaseg.load_model(tmp_path / "run").config.input_upsampling == 4
 
 
 @pytest.mark.parametrize("head", ["caa", "danet"])
 def test_trying_a_step_for_its_memory_changes_nothing(
     head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--model.head", head, "--model.aux", "true", "--optimiser.ema", "0.9", "--steps", "3"]
+    words = ["--model.head", head, "--model.aux", "true", "--optimizer.ema", "0.9", "--steps", "3"]
     train(small_recipe(*words), tmp_path / "plain", device="cpu")
     tried = rehearsed_here(monkeypatch)
     train(small_recipe(*words), tmp_path / "tried", device="cpu")

@@ -13,7 +13,6 @@ and g_col, constant along an image row, passes through the row attention, which 
 So the block is plain axial attention times two small gates: O(HW(C + H + W)) memory, against O(HHWC + HWWC).
 """
 
-from importlib.util import find_spec
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,9 +30,9 @@ from caaseg.attention.checks import check_maps
 from caaseg.attention.gate import Activation, ChannelGate, Gate, ask
 from caaseg.attention.grouped import grouped_axial_attention
 from caaseg.attention.projection import projection
+from caaseg.kernels import HAS_TRITON
 
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
-HAS_TRITON = find_spec("triton") is not None
 IMPLEMENTATIONS: tuple[str, ...] = ("auto", "factorised", "grouped", "loop", "fused")
 
 

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from caaseg.attention import launches, launching
 from caaseg.attention.gate import ChannelGate, Gate, ask
+from caaseg.kernels import launches, launching
 
 P = ParamSpec("P")
 R = TypeVar("R")

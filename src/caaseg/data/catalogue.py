@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from caaseg.data import camvid, cityscapes, coco_stuff, folder, pascal_context, scenes
-from caaseg.data.convert import Conversion
-from caaseg.data.pairs import PairDataset
-from caaseg.data.sample import BadFileError, Colour, SegmentationDataset
+from caaseg.data.datasets import camvid, cityscapes, coco_stuff, folder, pascal_context, scenes
+from caaseg.data.datasets.pairs import PairDataset
+from caaseg.data.prepare.convert import Conversion
+from caaseg.data.sample import BadFileError, Color, SegmentationDataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Entry:
     """Without any it needs no root."""
     classes: tuple[str, ...] = ()
     """Empty: the data say."""
-    palette: tuple[Colour, ...] = ()
+    palette: tuple[Color, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """The official number of images in each split."""
     splits: Callable[[Path], tuple[str, ...]] | None = None

@@ -25,9 +25,9 @@ MASK_FORMATS = ("PNG", "BMP", "TIFF")  # JPEG and the like change values
 
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
-COLOURS_TELL = "give the colour of each class if colours tell the classes"
-PACKED_GREY = {"L;2": 85, "L;4": 17}
-"""Pillow spreads the values of greyscale PNG of 2 and 4 bits over 0 to 255; by these a mask's come back."""
+COLORS_TELL = "give the color of each class if colors tell the classes"
+PACKED_GRAY = {"L;2": 85, "L;4": 17}
+"""Pillow spreads the values of grayscale PNG of 2 and 4 bits over 0 to 255; by these a mask's come back."""
 
 
 def read_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> Tensor:
@@ -47,16 +47,16 @@ def image_pixels(image: Image.Image, where: str) -> Tensor:
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLOURS_TELL) -> NDArray[Any]:
+def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLORS_TELL) -> NDArray[Any]:
     """The raw values of an index or palette mask, (H, W): uint8, or a wider integer where the file is 16 or 32 bits.
 
     Args:
         path: the mask.
         black_and_white: take RGB too where it holds nothing but black and white, as 0 and 255: many editors save so.
-        advice: what to do about a mask in colours.
+        advice: what to do about a mask in colors.
     """
     with _opened(path, MASK_FORMATS, "a mask") as opened:
-        packing = PACKED_GREY.get(_raw_mode(opened), 1)
+        packing = PACKED_GRAY.get(_raw_mode(opened), 1)
         image = _upright(opened)
         if image.mode == "LA" or (image.mode == "RGBA" and black_and_white):
             image = _without_alpha(image, path)
@@ -70,15 +70,15 @@ def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLOUR
     return values // packing if packing > 1 else values
 
 
-def read_colour_mask(path: Path) -> NDArray[np.uint8]:
-    """The colours of an RGB or palette mask, (H, W, 3)."""
+def read_color_mask(path: Path) -> NDArray[np.uint8]:
+    """The colors of an RGB or palette mask, (H, W, 3)."""
     with _opened(path, MASK_FORMATS, "a mask") as opened:
         image = _upright(opened)
         if image.mode == "RGBA":
             image = _without_alpha(image, path)
         if image.mode not in ("RGB", "P"):
             raise BadFileError(
-                f"{path}: a mask of mode {image.mode}; expected RGB or a palette, since classes are told by colour"
+                f"{path}: a mask of mode {image.mode}; expected RGB or a palette, since classes are told by color"
             )
         return np.array(_rgb(image, str(path)))
 
@@ -143,7 +143,7 @@ def _rgb(image: Image.Image, where: str) -> Image.Image:
     if image.mode in TRANSPARENT or image.mode == "P":
         return image.convert("RGBA").convert("RGB")  # a palette with transparency cannot go straight to RGB
     raise BadFileError(
-        f"{where}: an image of mode {image.mode}; expected 8 or 16-bit RGB, greyscale, palette or CMYK; convert it"
+        f"{where}: an image of mode {image.mode}; expected 8 or 16-bit RGB, grayscale, palette or CMYK; convert it"
     )
 
 
@@ -155,13 +155,13 @@ def _without_alpha(image: Image.Image, path: Path) -> Image.Image:
 
 
 def _black_and_white(image: Image.Image, path: Path, advice: str) -> NDArray[np.uint8]:
-    """0 where an RGB mask is black and 255 where it is white, (H, W); any other colour is an error."""
+    """0 where an RGB mask is black and 255 where it is white, (H, W); any other color is an error."""
     red, green, blue = (np.array(channel) for channel in image.split())
     other = (red != green) | (green != blue) | ((red != 0) & (red != 255))
     if other.any():
-        colour = tuple(int(channel[other][0]) for channel in (red, green, blue))
+        color = tuple(int(channel[other][0]) for channel in (red, green, blue))
         raise BadFileError(
-            f"{path}: a mask of mode RGB; found the colour {colour}, expected one channel of class ids, a palette, or "
+            f"{path}: a mask of mode RGB; found the color {color}, expected one channel of class ids, a palette, or "
             f"black and white alone; {advice}"
         )
     return red

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from caaseg.data.pairs import IMAGE_SUFFIXES
+from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 
 
 class Picture(NamedTuple):

@@ -9,8 +9,8 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from caaseg.data.decode import read_colour_mask, read_mask
-from caaseg.data.sample import BadFileError, Colour
+from caaseg.data.decode import read_color_mask, read_mask
+from caaseg.data.sample import BadFileError, Color
 
 MAX_CLASSES = 254
 WRONG_FILE = "correct the mask, or check that it belongs to this dataset and version"
@@ -50,24 +50,24 @@ class LabelTable:
         return ids
 
 
-class ColourTable:
-    """Colours to class ids, for RGB and palette masks."""
+class ColorTable:
+    """Colors to class ids, for RGB and palette masks."""
 
-    def __init__(self, ids: Mapping[Colour, int]) -> None:
-        self._ids = np.full(1 << 24, _OUTSIDE, dtype=np.uint8)  # one entry a colour: looking up is one gather
+    def __init__(self, ids: Mapping[Color, int]) -> None:
+        self._ids = np.full(1 << 24, _OUTSIDE, dtype=np.uint8)  # one entry a color: looking up is one gather
         for (red, green, blue), class_id in ids.items():
             self._ids[red << 16 | green << 8 | blue] = class_id
 
     def read(self, path: Path) -> NDArray[np.uint8]:
         """The class ids of a mask file, (H, W)."""
-        pixels = read_colour_mask(path)
+        pixels = read_color_mask(path)
         red, green, blue = (pixels[:, :, channel].astype(np.uint32) for channel in range(3))
         ids: NDArray[np.uint8] = self._ids[red << 16 | green << 8 | blue]
         outside = ids == _OUTSIDE
         if outside.any():
-            stray = [tuple(colour) for colour in np.unique(pixels[outside], axis=0).tolist()]
+            stray = [tuple(color) for color in np.unique(pixels[outside], axis=0).tolist()]
             raise BadFileError(
-                f"{path}: colours {some(stray)} are outside the colour table; correct the mask, or add them to the "
+                f"{path}: colors {some(stray)} are outside the color table; correct the mask, or add them to the "
                 "table, as a class or under ignore"
             )
         return ids
@@ -78,28 +78,28 @@ class Classes(NamedTuple):
 
     raw: tuple[int, ...]  # what the label files store for each
     names: tuple[str, ...]
-    palette: tuple[Colour, ...]
+    palette: tuple[Color, ...]
 
 
 def shipped_classes(dataset: str) -> Classes:
-    """A benchmark's table, shipped with the package. Where it names no colours, distinct ones are made."""
-    text = resources.files("caaseg.data").joinpath("tables", f"{dataset}.yaml").read_text(encoding="utf-8")
+    """A benchmark's table, shipped with the package. Where it names no colors, distinct ones are made."""
+    text = resources.files("caaseg.data.datasets").joinpath("tables", f"{dataset}.yaml").read_text(encoding="utf-8")
     table: dict[int, dict[str, Any]] = yaml.safe_load(text)
-    made = distinct_colours(len(table))
-    palette = tuple(tuple(entry.get("colour", made[k])) for k, entry in enumerate(table.values()))
+    made = distinct_colors(len(table))
+    palette = tuple(tuple(entry.get("color", made[k])) for k, entry in enumerate(table.values()))
     return Classes(tuple(table), tuple(entry["name"] for entry in table.values()), palette)
 
 
-def distinct_colours(number: int) -> tuple[Colour, ...]:
-    """Colours that differ from each other and from black, which pictures keep for ignored pixels.
+def distinct_colors(number: int) -> tuple[Color, ...]:
+    """Colors that differ from each other and from black, which pictures keep for ignored pixels.
 
     The three lowest bits of an id become the highest bits of red, green and blue, and so on: PASCAL VOC's rule.
     """
-    colours = []
+    colors = []
     for k in range(1, number + 1):
         channels = [sum((k >> (3 * place + channel) & 1) << (7 - place) for place in range(3)) for channel in range(3)]
-        colours.append((channels[0], channels[1], channels[2]))
-    return tuple(colours)
+        colors.append((channels[0], channels[1], channels[2]))
+    return tuple(colors)
 
 
 def some(values: list[Any]) -> str:

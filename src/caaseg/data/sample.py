@@ -7,11 +7,11 @@ from torch import Tensor
 IGNORE = 255
 """The label of pixels that no loss and no score looks at, in every dataset after loading."""
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
 class Sample(NamedTuple):
-    """One image with its label, as the files have it: no resizing, no normalisation."""
+    """One image with its label, as the files have it: no resizing, no normalization."""
 
     image: Tensor  # (3, H, W) uint8, RGB
     label: Tensor  # (H, W) uint8, a class id from 0 or IGNORE
@@ -30,7 +30,7 @@ class SegmentationDataset(Protocol):
     """What the loaders, the training and the evaluation ask of a dataset."""
 
     classes: tuple[str, ...]  # the name of class id k at position k
-    palette: tuple[Colour, ...]  # its colour
+    palette: tuple[Color, ...]  # its color
 
     def __len__(self) -> int: ...
 

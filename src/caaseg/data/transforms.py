@@ -18,7 +18,7 @@ from torch import Tensor
 
 from caaseg.data.sample import IGNORE, Sample
 
-GREY = 128
+GRAY = 128
 """What is beyond the edge of an image."""
 
 UNIT = 1024
@@ -39,16 +39,16 @@ class View(NamedTuple):
     right: float
     flip: bool
     brightness: float  # added to every value
-    contrast: float  # factor of the distance from mid-grey
+    contrast: float  # factor of the distance from mid-gray
     saturation: float  # factor of the distance from grey of the same luma
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What training samples go through: random scale, padding, crop and flip; brightness and colour where asked."""
+    """What training samples go through: random scale, padding, crop and flip; brightness and color where asked."""
 
     crop: tuple[int, int]
-    """Height and width of what comes out. Smaller images are padded with mid-grey, their labels with IGNORE."""
+    """Height and width of what comes out. Smaller images are padded with mid-gray, their labels with IGNORE."""
     scales: tuple[float, float] = (0.5, 2.0)
     """Smallest and largest factor of the size."""
     scale_step: float | None = 0.25
@@ -127,21 +127,21 @@ def write_view(sample: Sample, view: View, image: Tensor, label: Tensor) -> None
         window = seen[None].contiguous(memory_format=torch.channels_last)  # so it is resized twice as fast
         seen = F.interpolate(window, scale_factor=scale / UNIT, mode="bilinear", antialias=True)[0]
         seen = seen[:, : len(rows.nearest), : len(columns.nearest)]  # the window is a whole number of pixels
-    seen = _coloured(seen, view)
+    seen = _colored(seen, view)
     target, nearest = columns.target, columns.nearest
     if view.flip:
         seen, nearest = seen.flip(-1), nearest[::-1]
         target = slice(label.shape[1] - target.stop, label.shape[1] - target.start)
 
     if seen.shape != image.shape:
-        image.fill_(GREY)
+        image.fill_(GRAY)
         label.fill_(IGNORE)
     image[:, rows.target, target] = seen
     label.numpy()[rows.target, target] = sample.label.numpy()[rows.nearest][:, nearest]  # numpy is quickest at this
 
 
 def padded(sample: Sample, size: tuple[int, int]) -> Sample:
-    """For evaluation in batches: the whole image, unscaled, with mid-grey and IGNORE to its right and below."""
+    """For evaluation in batches: the whole image, unscaled, with mid-gray and IGNORE to its right and below."""
     height, width = sample.label.shape
     if height > size[0] or width > size[1]:
         raise ValueError(
@@ -149,17 +149,17 @@ def padded(sample: Sample, size: tuple[int, int]) -> Sample:
             "pad to the size of the largest image, or evaluate images one by one"
         )
     beyond = (0, size[1] - width, 0, size[0] - height)  # left, right, above, below
-    return Sample(F.pad(sample.image, beyond, value=GREY), F.pad(sample.label, beyond, value=IGNORE), sample.name)
+    return Sample(F.pad(sample.image, beyond, value=GRAY), F.pad(sample.label, beyond, value=IGNORE), sample.name)
 
 
-def normalise(
+def normalize(
     images: Tensor,
     mean: tuple[float, ...] = IMAGENET_MEAN,
     std: tuple[float, ...] = IMAGENET_STD,
 ) -> Tensor:
     """uint8 images (N, 3, H, W) as a network takes them, float32, on the device they are on."""
     if images.dtype != torch.uint8:
-        raise ValueError(f"images are {images.dtype}; expected uint8, as loaders give them: these may be normalised")
+        raise ValueError(f"images are {images.dtype}; expected uint8, as loaders give them: these may be normalized")
     return images.float().sub_(_levels(mean, images.device)).div_(_levels(std, images.device))
 
 
@@ -183,16 +183,16 @@ def _span(length: int, crop: int, scale: int, place: float) -> Span:
     return Span(source, target, source.start + middles * UNIT // (2 * scale))
 
 
-def _coloured(image: Tensor, view: View) -> Tensor:
+def _colored(image: Tensor, view: View) -> Tensor:
     if (view.brightness, view.contrast, view.saturation) == (0, 1, 1):
         return image
-    shift = (1 - view.contrast) * GREY + view.brightness
+    shift = (1 - view.contrast) * GRAY + view.brightness
     if view.saturation == 1:  # each value for itself, and there are but 256: looking them up is many times as fast
         levels = (view.contrast * np.arange(256) + shift).round().clip(0, 255).astype(np.uint8)
         pixels = image.permute(1, 2, 0).contiguous()  # (H, W, 3), as decoders and the resizing leave them
         changed = bytearray(pixels.numpy()).translate(levels.tobytes())
         return torch.frombuffer(changed, dtype=torch.uint8).view(pixels.shape).permute(2, 0, 1)
-    # All three are linear, so one matrix does them: towards luma, then away from mid-grey, then a shift.
+    # All three are linear, so one matrix does them: towards luma, then away from mid-gray, then a shift.
     grey = torch.tensor([LUMA] * 3)
     mixing = view.contrast * (view.saturation * torch.eye(3) + (1 - view.saturation) * grey)
     mixed = (mixing @ image.flatten(1).float()).add_(shift)

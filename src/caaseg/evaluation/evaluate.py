@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from caaseg.data.loaders import EvaluationLoader
+from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import Batch, SegmentationDataset
-from caaseg.evaluation.inference import Predictor
-from caaseg.metrics import BoundaryCounts, ConfusionMatrix
+from caaseg.evaluation.metrics import BoundaryCounts, ConfusionMatrix
+from caaseg.models.predictor import Predictor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,6 +1,6 @@
 """A model as a file that other software runs: ONNX, or a program of torch.export.
 
-Both take RGB values from 0 to 255, as decoders give them, and normalise inside: nobody downstream has to know how. They
+Both take RGB values from 0 to 255, as decoders give them, and normalize inside: nobody downstream has to know how. They
 give logits at the images' size. Batch, height and width are open.
 """
 
@@ -10,7 +10,6 @@ import math
 import operator
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,9 +19,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 import caaseg
-from caaseg.data.scenes import Scenes
-from caaseg.files import written_whole
-from caaseg.models.onnx_model import INPUT, INSTALL, OUTPUT, OnnxModel
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.files import atomic_write
+from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel
 from caaseg.models.segmenter import Segmenter
 
 Format = Literal["onnx", "torch"]
@@ -44,7 +43,7 @@ class Deployed(nn.Module):
     def __init__(self, model: Segmenter) -> None:
         super().__init__()
         # Numbers are the same in every implementation, but this one has no sizes written into it.
-        self.model = Segmenter(replace(model.config, implementation="factorised"))
+        self.model = Segmenter(model.config.replace(implementation="factorised"))
         self.model.load_state_dict(model.state_dict())
         for name, levels in (("mean", model.backbone.mean), ("std", model.backbone.std)):
             self.register_buffer(name, torch.tensor(levels).view(3, 1, 1) * 255)
@@ -80,7 +79,7 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx") -> Check:
         _check_exporter()
     deployed = Deployed(model)
     smallest = model.config.output_stride + 1  # two features each way, below which torch.export tells sizes apart
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         with warnings.catch_warnings(action="ignore"):  # of torch's exporter, about its own parts
             example = torch.rand(2, 3, 4 * smallest, 3 * smallest) * 255
             open_sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
@@ -94,7 +93,7 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
     config = model.config
     return {
         "caaseg": caaseg.__version__,
-        "input": "float32 (batch, 3, height, width), RGB, values from 0 to 255, upright; normalised inside",
+        "input": "float32 (batch, 3, height, width), RGB, values from 0 to 255, upright; normalized inside",
         "output": "float32 (batch, classes, height, width), logits; the class of a pixel is the largest",
         "smallest_side": smallest,
         "num_classes": config.num_classes,

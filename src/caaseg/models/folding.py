@@ -1,9 +1,9 @@
 """A model for inference alone: the same numbers in fewer passes over the features.
 
-In evaluation a batch normalisation is a factor and an addend a channel, and the convolution before it takes both into
+In evaluation a batch normalization is a factor and an addend a channel, and the convolution before it takes both into
 its weights. What follows, the sum with a shortcut and ReLU, the GPU's library computes along with the convolution.
 
-Which convolution stands before which normalisation and activation is seen by running the model once: the one's output
+Which convolution stands before which normalization and activation is seen by running the model once: the one's output
 is the other's input.
 """
 
@@ -16,15 +16,15 @@ from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from caaseg.models.normalisation import is_fused
+from caaseg.models.fused_norm import has_fused_batch_norm
 from caaseg.models.segmenter import Segmenter
 
 CACHED = 2_500_000  # weights of a convolution
 
 
-def folded(model: Segmenter) -> Segmenter:
+def fold_batch_norm(model: Segmenter) -> Segmenter:
     """A copy for inference alone, in evaluation mode; it gives the model's numbers up to rounding."""
-    model = _as_built(model) if is_fused(model) else copy.deepcopy(model)
+    model = _as_built(model) if has_fused_batch_norm(model) else copy.deepcopy(model)
     model.eval()
     names = {module: name for name, module in model.named_modules()}
     for convolution, norm, activation in _chains(model):
@@ -41,7 +41,7 @@ def folded(model: Segmenter) -> Segmenter:
 
 
 def _as_built(model: Segmenter) -> Segmenter:
-    """A copy of a model whose normalisation was fused for training, without that."""
+    """A copy of a model whose normalization was fused for training, without that."""
     parameter = next(model.parameters())
     plain = Segmenter(model.config).to(parameter)
     plain.load_state_dict(model.state_dict())
@@ -166,7 +166,7 @@ class PlainBlock(nn.Module):
 
 
 def _as_plain_block(block: nn.Module) -> PlainBlock | None:
-    """A residual block whose normalisations are folded; None where it is none, or has more in it than convolutions."""
+    """A residual block whose normalizations are folded; None where it is none, or has more in it than convolutions."""
     if type(block) not in (BasicBlock, Bottleneck):
         return None
     parts: Any = block
@@ -201,7 +201,7 @@ class _Seen(NamedTuple):
 
 
 def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU | None]]:
-    """Every convolution whose output goes into a normalisation and nowhere else, and the ReLU behind both."""
+    """Every convolution whose output goes into a normalization and nowhere else, and the ReLU behind both."""
     made: dict[int, _Seen] = {}  # by the output's id
     read: dict[nn.Module, list[nn.Module]] = {}
     calls: dict[nn.Module, int] = {}

@@ -67,8 +67,8 @@ class AttentionHead(nn.Module):
         norm = self.image_level[1]
         if norm.training and isinstance(norm, nn.BatchNorm2d) and features.shape[0] == 1:
             raise ValueError(
-                "a batch of one image cannot be trained on: batch normalisation of the image-level branch needs two; "
-                "use two images or more a device, or keep batch normalisation in evaluation mode"
+                "a batch of one image cannot be trained on: batch normalization of the image-level branch needs two; "
+                "use two images or more a device, or keep batch normalization in evaluation mode"
             )
         entered = self.entry(features)  # (N, C, H, W)
         branches = {}

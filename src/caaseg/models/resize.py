@@ -15,11 +15,11 @@ def resize(features: Tensor, size: Sequence[int]) -> Tensor:
     return interpolate(features, tuple(size), mode="bilinear", align_corners=True)
 
 
-def enlarged(images: Tensor, factor: float) -> Tensor:
+def upsample_input(images: Tensor, factor: float) -> Tensor:
     """(N, C, H, W) with steps between pixels `factor` times as long: corners stay corners, on a network's grid."""
-    return images if factor == 1 else resize(images, [enlarged_side(side, factor) for side in images.shape[2:]])
+    return images if factor == 1 else resize(images, [upsampled_side(side, factor) for side in images.shape[2:]])
 
 
-def enlarged_side(side: int, factor: float) -> int:
+def upsampled_side(side: int, factor: float) -> int:
     """How long a side becomes. In whole numbers alone, so that an exported network can tell it for any side."""
     return (side - 1) * round(1000 * factor) // 1000 + 1

@@ -5,7 +5,6 @@ import re
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from caaseg.config import ModelConfig
-from caaseg.files import written_whole
+from caaseg.files import atomic_write
 from caaseg.models.weights import check_fits, read_tensors
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ CARD = """---
 A semantic segmentation model: head `{{ config.head }}`, backbone `{{ config.backbone }}`
 {%- if config.stages %} up to stage {{ config.stages }}{% endif %}, output stride
 {{ config.output_stride }}
-{%- if config.enlarge != 1 %}, images enlarged {{ config.enlarge }} times inside{% endif %}
+{%- if config.input_upsampling != 1 %}, images enlarged {{ config.input_upsampling }} times inside{% endif %}
 {%- if config.decoder %}, simple decoder{% endif %}. The heads, and what sets Channelized Axial
 Attention apart, are described in Huang et al., Channelized Axial Attention, AAAI 2022.
 
@@ -45,12 +44,12 @@ Attention apart, are described in Huang et al., Channelized Axial Attention, AAA
 import caaseg
 
 model = caaseg.load_model("{{ repo_id | default('path/to/this/folder', true) }}")
-prediction = model(images)  # images normalised with mean {{ mean }} and standard deviation {{ std }}
+prediction = model(images)  # images normalized with mean {{ mean }} and standard deviation {{ std }}
 ```
 {% if classes %}
 ## Classes
 
-| id | name |{% if config.palette %} colour |{% endif %}
+| id | name |{% if config.palette %} color |{% endif %}
 |---|---|{% if config.palette %}---|{% endif %}
 {% for name in classes -%}
 | {{ loop.index0 }} | {{ name }} |{% if config.palette %} {{ config.palette[loop.index0] | join(", ") }} |{% endif %}
@@ -87,13 +86,13 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         """
         assert isinstance(self, nn.Module)
         folder, card_kwargs = Path(save_directory), model_card_kwargs or {}
-        config = json.dumps(asdict(self.config), indent=1) + "\n"
+        config = json.dumps(self.config.as_dict(), indent=1) + "\n"
         card = str(self.generate_model_card(**card_kwargs))
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with (
-            written_whole(folder / WEIGHTS) as weights_aside,
-            written_whole(folder / CONFIG) as config_aside,
-            written_whole(folder / CARD_FILE) as card_aside,
+            atomic_write(folder / WEIGHTS) as weights_aside,
+            atomic_write(folder / CONFIG) as config_aside,
+            atomic_write(folder / CARD_FILE) as card_aside,
         ):
             save_file(tensors, weights_aside, metadata={"format": "pt"})
             config_aside.write_text(config)
@@ -136,7 +135,7 @@ def load_model(source: str | Path, *, num_classes: int | None = None, revision: 
     except (ValueError, RuntimeError, TypeError) as error:
         raise ValueError(str(error) if str(weights) in str(error) else f"{folder / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
-        config = replace(config, num_classes=num_classes, classes=None, palette=None)
+        config = config.replace(num_classes=num_classes, classes=None, palette=None)
     model = Segmenter(config)
     learned = len(tensors["classifier.weight"])
     if config.num_classes != learned:
@@ -204,6 +203,8 @@ def read_config(path: Path) -> ModelConfig:
         ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote")
+    if "enlarge" in content:  # the name of this field in version 0.1
+        content["input_upsampling"] = content.pop("enlarge")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(ModelConfig)
     try:

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ from caaseg.config import ModelConfig, OutputStride
 from caaseg.models.backbones import Backbone, Features
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import DROPOUT, HEADS
-from caaseg.models.resize import enlarged, resize
+from caaseg.models.resize import resize, upsample_input
 from caaseg.models.saving import HubModel
 from caaseg.models.weights import load_backbone_weights
 
@@ -65,7 +64,7 @@ class Segmenter(nn.Module, HubModel):
         )
 
     def forward(self, images: Tensor) -> Prediction:
-        """Normalised images of any size, (N, 3, H, W)."""
+        """Normalized images of any size, (N, 3, H, W)."""
         return resized(self.coarse(images), images.shape[2:])
 
     def coarse(self, images: Tensor) -> Prediction:
@@ -74,7 +73,7 @@ class Segmenter(nn.Module, HubModel):
 
     def features(self, images: Tensor) -> Features:
         """What the backbone sees in them, enlarged where the config says so."""
-        return self.backbone(enlarged(images, self.config.enlarge))  # type: ignore[no-any-return]
+        return self.backbone(upsample_input(images, self.config.input_upsampling))  # type: ignore[no-any-return]
 
     def classified(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
         """The same from the backbone's features: Features.coarse and Features.fine."""
@@ -128,7 +127,7 @@ def create_model(
             torchvision naming.
         **options: further fields of `ModelConfig`, such as stages, enlarge, gate_layers, multi_grid or classes.
     """
-    known = [field.name for field in fields(ModelConfig)]
+    known = ModelConfig.names()
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -153,7 +152,7 @@ def with_output_stride(model: Segmenter, output_stride: OutputStride) -> Segment
     """The model at another output stride than it was trained with: strides and dilations change, the weights do not."""
     if output_stride == model.config.output_stride:
         return model
-    other = Segmenter(replace(model.config, output_stride=output_stride))
+    other = Segmenter(model.config.replace(output_stride=output_stride))
     other.load_state_dict(model.state_dict())
     return other.to(model.classifier.weight.device).train(model.training)
 

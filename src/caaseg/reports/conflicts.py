@@ -14,16 +14,16 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from caaseg.data.sample import Colour
-from caaseg.evaluation.conflicts import Conflict, Conflicts, marks
-from caaseg.reports.draw import save
+from caaseg.analysis.conflicts import Conflict, Conflicts, marks
+from caaseg.data.sample import Color
+from caaseg.drawing.panels import WIDTH, Row, draw_panels, labels_over, legend_of, placed
+from caaseg.drawing.sheet import marked
+from caaseg.reports.figures import save
 from caaseg.reports.page import data_address, picture, write_page
-from caaseg.reports.panels import WIDTH, Row, draw_panels, labels_over, legend_of, placed
-from caaseg.reports.sheet import marked
 
-LOST: Colour = (225, 45, 60)
-WON: Colour = (20, 120, 165)
-OPEN: Colour = (246, 205, 115)
+LOST: Color = (225, 45, 60)
+WON: Color = (20, 120, 165)
+OPEN: Color = (246, 205, 115)
 CHANNELS = 32  # whose gates are drawn
 LEAST = 0.001  # of a gate, which is from 0 to 1: what varies by less is drawn as level
 RANKED = 20  # images in the page's list
@@ -82,7 +82,7 @@ def write_conflicts(
     head: str,
     title: str,
     on: str,
-    palette: Sequence[Colour],
+    palette: Sequence[Color],
     origin: dict[str, Any],
 ) -> list[Path]:
     """Write the page and its figures.
@@ -93,7 +93,7 @@ def write_conflicts(
         head: of the model.
         title: what was studied.
         on: the dataset and the split, in words.
-        palette: colours of the classes.
+        palette: colors of the classes.
         origin: hardware and versions, as `provenance` gives them.
     """
     wording = WORDINGS[head]
@@ -111,7 +111,7 @@ def write_conflicts(
         wording=wording,
         finding=sentences(conflicts, wording),
         numbers=conflicts_as_json(conflicts),
-        palette=[tuple(colour) for colour in palette],
+        palette=[tuple(color) for color in palette],
         marks=_legend_of_marks(wording),
         cases=[
             {
@@ -220,7 +220,7 @@ def conflicts_as_json(conflicts: Conflicts) -> dict[str, Any]:
     }
 
 
-def draw_conflicts(conflicts: Conflicts, wording: Wording, palette: Sequence[Colour]) -> Figure:
+def draw_conflicts(conflicts: Conflicts, wording: Wording, palette: Sequence[Color]) -> Figure:
     """The worst images: image, truth, each view, and where something was lost or won."""
     rows = [
         Row(f"{conflict.counts.name}: {_note(conflict)}", _panels(conflict, palette)) for conflict in conflicts.worst
@@ -278,7 +278,7 @@ def _varying(gate: Tensor) -> NDArray[np.float32]:
     return chosen
 
 
-def _panels(conflict: Conflict, palette: Sequence[Colour]) -> list[NDArray[np.uint8]]:
+def _panels(conflict: Conflict, palette: Sequence[Color]) -> list[NDArray[np.uint8]]:
     image = conflict.image.permute(1, 2, 0).numpy()
     lost, won, disagree = (pixels.numpy() for pixels in marks(conflict.views, conflict.label))
     return [
@@ -292,9 +292,9 @@ def _columns(conflicts: Conflicts) -> list[str]:
     return ["image", "truth", *conflicts.names, "lost and won"]
 
 
-def _legend_of_marks(wording: Wording) -> list[tuple[str, Colour]]:
+def _legend_of_marks(wording: Wording) -> list[tuple[str, Color]]:
     kinds = ((wording.lost, LOST), (wording.won, WON), (wording.disagree, OPEN))
-    return [(name, colour) for name, colour in kinds if name is not None]
+    return [(name, color) for name, color in kinds if name is not None]
 
 
 def _note(conflict: Conflict) -> str:

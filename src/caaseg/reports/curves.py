@@ -1,4 +1,4 @@
-"""Curves for a page: matplotlib draws them, the page's style sheet gives their colours, in light and in dark."""
+"""Curves for a page: matplotlib draws them, the page's style sheet gives their colors, in light and in dark."""
 
 import io
 import re
@@ -10,11 +10,11 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from caaseg.reports.draw import COLOURS
+from caaseg.reports.figures import COLORS
 
 INK, RULE = "#1c2024", "#e2e4e8"
 STYLED = {INK: "var(--ink)", RULE: "var(--rule)"} | {
-    colour: f"var(--line-{k})" for k, colour in enumerate(COLOURS, start=1)
+    color: f"var(--line-{k})" for k, color in enumerate(COLORS, start=1)
 }
 MOST_POINTS = 300  # of a line: more cannot be seen
 SIZE = (4.6, 2.5)  # inches
@@ -32,10 +32,10 @@ def draw_lines(lines: Sequence[Line], *, from_zero: bool = False) -> Figure:
     """Lines over the steps of training; long ones are averaged over stretches. With several, each bears its name."""
     figure = Figure(figsize=SIZE, layout="constrained")
     panel = figure.subplots()
-    for colour, line in zip(COLOURS, lines, strict=False):
+    for color, line in zip(COLORS, lines, strict=False):
         steps, values = _thinned(line)
         mark = "o" if len(steps) < 30 else ""
-        panel.plot(steps, values, color=colour, linewidth=1.6, marker=mark, markersize=3.2)
+        panel.plot(steps, values, color=color, linewidth=1.6, marker=mark, markersize=3.2)
         if len(lines) > 1 and len(steps):
             panel.annotate(
                 line.name,
@@ -43,7 +43,7 @@ def draw_lines(lines: Sequence[Line], *, from_zero: bool = False) -> Figure:
                 xytext=(6, 0),
                 textcoords="offset points",
                 va="center",
-                color=colour,
+                color=color,
                 weight="bold",
                 annotation_clip=False,
             )
@@ -73,8 +73,8 @@ def as_svg(figure: Figure, name: str) -> str:
     svg = re.sub(r'^<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{name}" \1>', svg)
     svg = re.sub(r'(?<= id=")|(?<=href="#)|(?<=url\(#)', f"{name}-", svg)
     svg = svg.replace("xlink:href", "href")
-    for colour, variable in STYLED.items():
-        svg = svg.replace(colour, variable)
+    for color, variable in STYLED.items():
+        svg = svg.replace(color, variable)
     return re.sub(r"\n\s*", "\n", svg)
 
 

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from caaseg.data.catalogue import Entry
-from caaseg.data.check import Findings
+from caaseg.data.prepare.check import Findings
 
 UNVERIFIED = (
     "Addresses are those of other projects' documentation and were not verified; "

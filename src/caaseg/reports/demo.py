@@ -8,22 +8,22 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from caaseg.config import Recipe
-from caaseg.data.sample import IGNORE, Colour, Sample
-from caaseg.data.scenes import FIRST_HOUSE, Scenes
+from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
+from caaseg.data.sample import IGNORE, Color, Sample
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.recipe_files import recipe_text
+from caaseg.recipes import recipe_text
 from caaseg.reports.curves import as_svg, draw_lines
 from caaseg.reports.page import Picture, percent, picture_of_image, picture_of_labels, picture_of_marks, write_page
 from caaseg.reports.run import Journal, line_of, training_seconds
 from caaseg.reports.scores import ABSENT
 
-CAA_RIGHT: Colour = (20, 120, 165)
-FCN_RIGHT: Colour = (225, 45, 60)
-BOTH_WRONG: Colour = (235, 170, 40)
+CAA_RIGHT: Color = (20, 120, 165)
+FCN_RIGHT: Color = (225, 45, 60)
+BOTH_WRONG: Color = (235, 170, 40)
 
 HOUSES = len(Scenes.classes) - FIRST_HOUSE
 GUESSING = 1 / (2 * HOUSES - 1)
-"""IoU of one who sees the houses and guesses their colours: of n pixels n / 4 are right, 2n - n / 4 in the union."""
+"""IoU of one who sees the houses and guesses their colors: of n pixels n / 4 are right, 2n - n / 4 in the union."""
 
 SAME = 0.01  # scores closer than this are not told apart
 LEARNED = 0.5
@@ -67,8 +67,8 @@ def finding(fcn: Outcome, caa: Outcome) -> list[str]:
     else:
         overall += f"{'CAA' if gap > 0 else 'FCN'} is {100 * abs(gap):.1f} points ahead."
     houses = (
-        f"On the houses, whose colour only a lamp far away tells, CAA has {percent(caa.far)} % and FCN "
-        f"{percent(fcn.far)} %; guessing the colours gives about {percent(GUESSING)} %. {_on_houses(fcn.far, caa.far)}"
+        f"On the houses, whose color only a lamp far away tells, CAA has {percent(caa.far)} % and FCN "
+        f"{percent(fcn.far)} %; guessing the colors gives about {percent(GUESSING)} %. {_on_houses(fcn.far, caa.far)}"
     )
     gap = caa.near - fcn.near
     near = f"On regions and lamps, which a few pixels tell, CAA has {percent(caa.near)} % and FCN {percent(fcn.near)} %"
@@ -131,7 +131,7 @@ def write_demo_page(
         )
     ]
     classes = [
-        {"name": name, "colour": Scenes.palette[k], "fcn": fcn.evaluation.iou[k], "caa": caa.evaluation.iou[k]}
+        {"name": name, "color": Scenes.palette[k], "fcn": fcn.evaluation.iou[k], "caa": caa.evaluation.iou[k]}
         for k, name in enumerate(Scenes.classes)
     ]
     write_page(

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from caaseg.data.sample import IGNORE, Colour
+from caaseg.data.sample import IGNORE, Color
+from caaseg.evaluation.best_worst import BestWorstImages, Scored
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.evaluation.extremes import Extremes, Scored
 from caaseg.reports.page import (
     Picture,
     data_address,
@@ -23,8 +23,8 @@ from caaseg.reports.page import (
 )
 from caaseg.reports.scores import ABSENT
 
-RED: Colour = (225, 45, 60)
-HEAT: Colour = (42, 140, 196)  # seen on white and on black
+RED: Color = (225, 45, 60)
+HEAT: Color = (42, 140, 196)  # seen on white and on black
 MOST_CELLS = 24  # classes whose confusion matrix is a table with numbers
 CONFUSIONS = 20
 
@@ -36,8 +36,8 @@ def write_evaluation_page(
     on: str,
     how: str,
     evaluation: Evaluation,
-    extremes: Extremes,
-    palette: Sequence[Colour],
+    extremes: BestWorstImages,
+    palette: Sequence[Color],
     origin: dict[str, Any],
 ) -> None:
     """Write the page of an evaluation.
@@ -49,19 +49,19 @@ def write_evaluation_page(
         how: the manner in which it was.
         evaluation: its scores.
         extremes: the images it did best and worst on.
-        palette: colours of the classes.
+        palette: colors of the classes.
         origin: hardware and versions, as `provenance` gives them.
     """
     sections = evaluation_sections(evaluation, extremes, palette)
     write_page(path, "evaluation.html.j2", title=title, on=on, how=how, **sections, origin=origin)
 
 
-def evaluation_sections(evaluation: Evaluation, extremes: Extremes, palette: Sequence[Colour]) -> dict[str, Any]:
+def evaluation_sections(evaluation: Evaluation, extremes: BestWorstImages, palette: Sequence[Color]) -> dict[str, Any]:
     """What the sections of an evaluation are made of."""
     pixels = evaluation.confusion.sum(1).double()
     labelled = max(1.0, float(pixels.sum()))
     classes = [
-        {"name": name, "colour": tuple(palette[k]), "iou": evaluation.iou[k], "accuracy": evaluation.accuracy[k]}
+        {"name": name, "color": tuple(palette[k]), "iou": evaluation.iou[k], "accuracy": evaluation.accuracy[k]}
         | {"share": float(pixels[k]) / labelled}
         for k, name in enumerate(evaluation.classes)
     ]
@@ -108,7 +108,7 @@ def heat_map(shares: NDArray[np.float64]) -> str:
     return data_address(written.getvalue(), "image/png")
 
 
-def _case(scored: Scored, palette: Sequence[Colour]) -> dict[str, Any]:
+def _case(scored: Scored, palette: Sequence[Color]) -> dict[str, Any]:
     wrong = (scored.prediction != scored.label) & (scored.label != IGNORE)
     pictures: list[Picture] = [
         picture_of_image(scored.image),

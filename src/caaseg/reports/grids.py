@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from rich.text import Text
 
-from caaseg.evaluation.paired import CONFIDENCE, Difference
-from caaseg.reports.draw import COLOURS
+from caaseg.analysis.paired import CONFIDENCE, Difference
+from caaseg.reports.figures import COLORS
 
 WHAT_IS_SHOWN = (
     "Ours: mean over seeds ± sample standard deviation, in %. Differences are paired over seeds, in points, with their "
@@ -162,13 +162,13 @@ def draw_grid(report: GridReport) -> Figure:
     panels = figure.subplots(1, 1 + of_paper, sharey=True, sharex=report.same_data, squeeze=False)[0]
     manners = list(dict.fromkeys(line.manner for line in report.lines))
     for place, line in enumerate(report.lines):
-        colour = COLOURS[manners.index(line.manner) % len(COLOURS)]
+        color = COLORS[manners.index(line.manner) % len(COLORS)]
         if line.mean is not None:
             bar = None if line.deviation is None else 100 * line.deviation
-            panels[0].errorbar(100 * line.mean, place, xerr=bar, color=colour, marker="o", capsize=3)
-            panels[0].plot([100 * score for score in line.run], [place] * len(line.run), "|", color=colour, alpha=0.6)
+            panels[0].errorbar(100 * line.mean, place, xerr=bar, color=color, marker="o", capsize=3)
+            panels[0].plot([100 * score for score in line.run], [place] * len(line.run), "|", color=color, alpha=0.6)
         if line.paper is not None:
-            panels[1].errorbar(line.paper, place, xerr=line.paper_deviation, color=colour, marker="D", capsize=3)
+            panels[1].errorbar(line.paper, place, xerr=line.paper_deviation, color=color, marker="D", capsize=3)
     panels[0].set_yticks(range(len(report.lines)), [line.label for line in report.lines], fontsize=8)
     panels[0].set_ylim(len(report.lines) - 0.5, -0.5)
     for panel, title in zip(
@@ -180,7 +180,7 @@ def draw_grid(report: GridReport) -> Figure:
         panel.spines[["top", "right"]].set_visible(False)
     if len(manners) > 1:
         handles = [
-            panels[0].plot([], [], color=COLOURS[k % len(COLOURS)], linewidth=3, label=manner)[0]
+            panels[0].plot([], [], color=COLORS[k % len(COLORS)], linewidth=3, label=manner)[0]
             for k, manner in enumerate(manners)
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(manners), frameon=False, fontsize=9)

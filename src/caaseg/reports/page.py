@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from caaseg.data.sample import Colour
-from caaseg.files import written_whole
-from caaseg.reports.sheet import marked, overlay
+from caaseg.data.sample import Color
+from caaseg.drawing.sheet import marked, overlay
+from caaseg.files import atomic_write
 
 WIDEST = 480  # pixels of a picture on a page, on its longer side
 
@@ -35,14 +35,14 @@ class Picture(NamedTuple):
 def write_page(path: Path, template: str, **content: Any) -> None:
     """Fill in a template and write the page, whole or not at all."""
     text = templates().get_template(template).render(**content)
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 
 def templates() -> Environment:
     """The templates of this folder; all that is filled into them is escaped."""
     environment = Environment(
-        loader=PackageLoader("caaseg", "reports"),
+        loader=PackageLoader("caaseg", "reports/templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -84,14 +84,14 @@ def picture_of_image(image: Tensor, caption: str = "image") -> Picture:
     return picture(_last(image), caption)
 
 
-def picture_of_labels(image: Tensor, labels: Tensor, palette: Sequence[Colour], caption: str) -> Picture:
-    """An image (3, H, W) under the colours of labels or predictions (H, W); ignored ones are black."""
+def picture_of_labels(image: Tensor, labels: Tensor, palette: Sequence[Color], caption: str) -> Picture:
+    """An image (3, H, W) under the colors of labels or predictions (H, W); ignored ones are black."""
     return picture(overlay(_last(image), labels.numpy(), palette), caption)
 
 
-def picture_of_marks(image: Tensor, marks: Sequence[tuple[Tensor, Colour]], label: Tensor, caption: str) -> Picture:
-    """An image (3, H, W), pale and grey, with the pixels (H, W) of each mark in its colour; ignored ones are black."""
-    return picture(marked(_last(image), [(pixels.numpy(), colour) for pixels, colour in marks], label.numpy()), caption)
+def picture_of_marks(image: Tensor, marks: Sequence[tuple[Tensor, Color]], label: Tensor, caption: str) -> Picture:
+    """An image (3, H, W), pale and grey, with the pixels (H, W) of each mark in its color; ignored ones are black."""
+    return picture(marked(_last(image), [(pixels.numpy(), color) for pixels, color in marks], label.numpy()), caption)
 
 
 def _last(image: Tensor) -> NDArray[np.uint8]:

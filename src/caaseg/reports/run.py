@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from caaseg.config import Recipe
-from caaseg.data.sample import Colour
+from caaseg.data.sample import Color
+from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.evaluation.extremes import Extremes
-from caaseg.recipe_files import recipe_text
+from caaseg.recipes import recipe_text
 from caaseg.reports.curves import Line, as_svg, draw_lines
 from caaseg.reports.evaluation import evaluation_sections
 from caaseg.reports.page import write_page
@@ -23,8 +23,8 @@ def write_run_page(
     recipe: Recipe,
     journal: Journal,
     evaluation: Evaluation,
-    extremes: Extremes,
-    palette: Sequence[Colour],
+    extremes: BestWorstImages,
+    palette: Sequence[Color],
     origin: dict[str, Any],
 ) -> None:
     """Write the report.
@@ -35,7 +35,7 @@ def write_run_page(
         journal: what it measured on the way.
         evaluation: of the final model on the validation split.
         extremes: the images it did best and worst on.
-        palette: colours of the classes.
+        palette: colors of the classes.
         origin: hardware and versions, as `provenance` gives them.
     """
     scores = [(line["val_mean_iou"], -line["step"]) for line in journal if line.get("val_mean_iou") is not None]

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from caaseg.data.catalogue import find
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.evaluation.inference import Predictor
+from caaseg.models.predictor import Predictor
 
 ABSENT = (
     "Ignored pixels do not count; a class that neither labels nor predictions have has no IoU, one without labels no "

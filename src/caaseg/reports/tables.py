@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.table import Table
 
-from caaseg.evaluation.benchmark import Outcome
-from caaseg.evaluation.flops import GIGA, Count, PaperRow
-from caaseg.evaluation.loader_benchmark import Speed
-from caaseg.evaluation.model_benchmark import ModelCost
+from caaseg.analysis.flops import GIGA, Count, PaperRow
+from caaseg.benchmarks.attention import Outcome
+from caaseg.benchmarks.loader import Speed
+from caaseg.benchmarks.model import ModelCost
 
 
 def attention_tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
@@ -38,7 +38,7 @@ def attention_tables(outcomes: Sequence[Outcome]) -> Iterator[Table]:
 
 def loader_table(speeds: Sequence[Speed]) -> Table:
     """A line a pipeline: images a second, and the slowest and the fastest turn."""
-    table = Table(title="normalised batches, one worker on one core", title_justify="left")
+    table = Table(title="normalized batches, one worker on one core", title_justify="left")
     table.add_column("pipeline", no_wrap=True)
     for heading in ("images\na second", "slowest\nturn", "fastest\nturn"):
         table.add_column(heading, justify="right", no_wrap=True)

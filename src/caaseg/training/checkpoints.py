@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from caaseg.files import written_whole
+from caaseg.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "checkpoints"
 KEPT = 2
-NEEDED = {"step", "model", "average", "optimiser", "scaler", "best"}
+NEEDED = {"step", "model", "average", "optimizer", "scaler", "best"}
 
 
 def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
@@ -24,7 +24,7 @@ def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
     path = run / FOLDER / f"step-{state['step']:08d}.pt"
     for half in path.parent.glob(".step-*.part.pt"):  # what a kill left
         half.unlink()
-    with written_whole(path) as aside:
+    with atomic_write(path) as aside:
         torch.save(state, aside)
     for old in _newest_first(run)[KEPT:]:
         old.unlink()

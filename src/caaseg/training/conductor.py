@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from caaseg.config import Recipe
 from caaseg.data.sample import Batch
-from caaseg.metrics import ConfusionMatrix
+from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models import Segmenter
 from caaseg.training import checkpoints
-from caaseg.training.journal import Journal
+from caaseg.training.metrics_log import Journal
 from caaseg.training.module import Outcome, TrainingModule
 from caaseg.training.schedule import learning_rate
 
@@ -146,7 +146,7 @@ class Conductor(L.Callback):
         waiting = self._waited / max(seconds, 1e-9)
         self._restart_clock(outcome.step)
         if self.journal is not None:
-            rate = learning_rate(outcome.step - 1, self.recipe.steps, self.recipe.optimiser)
+            rate = learning_rate(outcome.step - 1, self.recipe.steps, self.recipe.optimizer)
             self.journal.write(outcome.step, {"loss": loss, "lr": rate, "images_per_second": speed, "waiting": waiting})
             if self.progress is not None:
                 self.progress(Progress(outcome.step, self.recipe.steps, loss, speed, self.mean_iou))

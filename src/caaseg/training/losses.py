@@ -11,9 +11,9 @@ from torch import Tensor
 
 from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
+from caaseg.kernels.cross_entropy import applies, upsampled_cross_entropy
 from caaseg.models import Prediction
 from caaseg.models.resize import resize
-from caaseg.models.upsampled import applies, upsampled_cross_entropy
 
 
 def learned_pixels(labels: Tensor, ohem: float | None) -> Tensor:

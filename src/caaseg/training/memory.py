@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from caaseg.config import Recipe
-from caaseg.models.resize import enlarged_side
+from caaseg.models.resize import upsampled_side
 
 FLOAT_BYTES = 4
 
@@ -23,8 +23,8 @@ def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
     (height, width), model = recipe.data.crop, recipe.model
     value = FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2
     given = height * width * ((3 + num_classes) * value + 1)
-    rows, columns = (enlarged_side(side, model.enlarge) for side in (height, width))
-    larger = rows * columns * 3 * value if model.enlarge > 1 else 0
+    rows, columns = (upsampled_side(side, model.input_upsampling) for side in (height, width))
+    larger = rows * columns * 3 * value if model.input_upsampling > 1 else 0
     features = -(-rows // model.output_stride) * -(-columns // model.output_stride) * model.channels * FLOAT_BYTES // 2
     return crops * (given + larger + features)
 
@@ -46,14 +46,14 @@ def available_bytes() -> int | None:
     return memory_bytes() if found is None else 1024 * int(found[1])
 
 
-def check_kept_fits(needed: int, processes: int) -> None:
+def check_cache_fits(needed: int, processes: int) -> None:
     """Refuse to keep data that need more than the memory there is, in each of so many processes of this machine."""
     there = available_bytes()
     if there is not None and processes * needed > there:
         times = f"{processes} times, once a process, " if processes > 1 else ""
         raise ValueError(
-            f"data.keep is true, but the decoded images take about {needed / 1e9:,.1f} GB {times}and "
-            f"{there / 1e9:,.1f} GB of memory are free; set data.keep false, to read them from their files at each step"
+            f"data.cache is true, but the decoded images take about {needed / 1e9:,.1f} GB {times}and "
+            f"{there / 1e9:,.1f} GB of memory are free; set data.cache false to read them from their files in each step"
         )
 
 

@@ -1,4 +1,4 @@
-"""The whole journey of a batch: uint8 to the device, normalised, through the network, the loss and the optimiser.
+"""The whole journey of a batch: uint8 to the device, normalized, through the network, the loss and the optimizer.
 
 What is random in a step depends on the seed, the step and the rank alone, as the samples do. So a run that was killed
 and resumed goes on as if it had not been.
@@ -13,16 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from caaseg.config import OptimiserRecipe, Recipe
-from caaseg.data.loaders import EvaluationLoader, TrainingLoader, worthwhile
+from caaseg.config import OptimizerRecipe, Recipe
+from caaseg.data.loader import EvaluationLoader, TrainingLoader, worthwhile
 from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
-from caaseg.data.transforms import Augmentation, normalise
-from caaseg.metrics import ConfusionMatrix
+from caaseg.data.transforms import Augmentation, normalize
+from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models import Prediction, Segmenter
-from caaseg.models.normalisation import with_fused_normalisation
-from caaseg.models.recording import recorded, untouched
+from caaseg.models.cuda_graphs import preserve_state, recorded
+from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.torchvision_compat import declare_missing_operators
-from caaseg.training.average import MovingAverage
+from caaseg.training.ema import MovingAverage
 from caaseg.training.losses import learned_pixels, log_class_weights, part_of_loss
 from caaseg.training.schedule import learning_rate
 
@@ -52,12 +52,13 @@ class Outcome(NamedTuple):
         if not np.isfinite(value):
             raise NonFiniteLossError(
                 f"step {self.step}: the loss is {value} on the files {', '.join(self.names)}; expected a finite one; "
-                "look at these files, lower optimiser.lr, set optimiser.clip or a longer warm-up, or use precision 32"
+                "look at these files, lower optimizer.lr, set optimizer.clip_grad_norm or a longer warm-up, or use "
+                "precision 32"
             )
 
 
 class TrainingModule(L.LightningModule):
-    """A model in training. One call of training_step is one whole optimiser step, of all its accumulation parts."""
+    """A model in training. One call of training_step is one whole optimizer step, of all its accumulation parts."""
 
     def __init__(
         self,
@@ -103,14 +104,14 @@ class TrainingModule(L.LightningModule):
     def configure_optimizers(self) -> Optimizer:
         # One launch for all weights. Not in 16 bits, whose scaled gradients it would keep from being clipped in time.
         fused = self.device.type == "cuda" and self.recipe.precision != "16"
-        return make_optimiser(self.model, self.recipe.optimiser, fused=fused)
+        return make_optimizer(self.model, self.recipe.optimizer, fused=fused)
 
     def on_fit_start(self) -> None:
         recipe = self.recipe
         if self._restored is not None:
             self._restore(self._restored)
-        if recipe.optimiser.ema is not None:
-            self.average = MovingAverage(self.model, recipe.optimiser.ema)
+        if recipe.optimizer.ema is not None:
+            self.average = MovingAverage(self.model, recipe.optimizer.ema)
             if self._restored is not None:
                 self.average.model.load_state_dict(self._restored["average"])
         self._restored = None
@@ -118,8 +119,8 @@ class TrainingModule(L.LightningModule):
         self._class_weights = self._weights_of_classes()
         if recipe.compile:
             self._coarse = torch.compile(self.model.coarse, dynamic=False)
-        if recipe.fused_normalisation and self.device.type == "cuda" and self.ranks == 1:
-            with_fused_normalisation(self.model)
+        if recipe.fused_batch_norm and self.device.type == "cuda" and self.ranks == 1:
+            fuse_batch_norm(self.model)
         if self.device.type == "cuda":  # where there is too little room a CPU has no error, and ends the process
             self.rehearse()
             if recipe.cuda_graph and self.ranks == 1:
@@ -152,9 +153,9 @@ class TrainingModule(L.LightningModule):
     def training_step(self, batch: Batch, index: int) -> None:
         recipe = self.recipe
         torch.manual_seed(step_seed(recipe.seed, self.step, self.global_rank))
-        optimiser: Any = self.optimizers()
-        rate = learning_rate(self.step, recipe.steps, recipe.optimiser)
-        for group in optimiser.param_groups:
+        optimizer: Any = self.optimizers()
+        rate = learning_rate(self.step, recipe.steps, recipe.optimizer)
+        for group in optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         pixels = self._over_ranks(learned_pixels(batch.labels, recipe.loss.ohem).sum())
 
@@ -166,8 +167,8 @@ class TrainingModule(L.LightningModule):
                 loss = part_of_loss(prediction, labels, pixels, recipe.loss, self._class_weights)
                 self.manual_backward(loss * self.ranks)  # gradients are averaged over ranks, the loss is a sum
             own_loss += loss.detach()
-        optimiser.step()  # calls on_before_optimizer_step
-        optimiser.zero_grad()
+        optimizer.step()  # calls on_before_optimizer_step
+        optimizer.zero_grad()
         if self.average is not None:
             self.average.update(self.model, self.step)
         self.step += 1
@@ -175,23 +176,25 @@ class TrainingModule(L.LightningModule):
         self.outcome = Outcome(self.step, self._over_ranks(own_loss.clone()), own_loss, batch.names)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        if self.recipe.optimiser.clip is not None:  # here gradients of 16-bit precision have their true size again
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimiser.clip)
+        if (
+            self.recipe.optimizer.clip_grad_norm is not None
+        ):  # here gradients of 16-bit precision have their true size again
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.optimizer.clip_grad_norm)
 
     def rehearse(self) -> None:
         """Compute a step of the real size, so that too little memory shows before the first: nothing is changed by it.
 
         Gradients are computed but belong to no weight, running statistics are put back, random numbers are drawn aside,
-        and room is taken for what the optimiser will keep. All ranks do it together: statistics may be synchronised.
+        and room is taken for what the optimizer will keep. All ranks do it together: statistics may be synchronized.
         """
         recipe, (height, width) = self.recipe, self.recipe.data.crop
         crops = recipe.batch_size // self.ranks // recipe.accumulate
         weights = list(self.model.parameters())
-        kept = 2 if recipe.optimiser.name == "adamw" else int(recipe.optimiser.momentum > 0)
-        if any(optimiser.state for optimiser in self.trainer.optimizers):  # it goes on from a checkpoint, and has it
+        kept = 2 if recipe.optimizer.name == "adamw" else int(recipe.optimizer.momentum > 0)
+        if any(optimizer.state for optimizer in self.trainer.optimizers):  # it goes on from a checkpoint, and has it
             kept = 0
         room = [torch.empty_like(weight) for _ in range(kept) for weight in weights]
-        with untouched(self.model), self.trainer.precision_plugin.forward_context():
+        with preserve_state(self.model), self.trainer.precision_plugin.forward_context():
             images = torch.zeros(crops, 3, height, width, dtype=torch.uint8, device=self.device)
             labels = torch.zeros(crops, height, width, dtype=torch.uint8, device=self.device)
             pixels = learned_pixels(labels, recipe.loss.ohem).sum()
@@ -234,26 +237,26 @@ class TrainingModule(L.LightningModule):
 
     def state(self) -> dict[str, Any]:
         """All that decides how the run goes on: tensors and plain values alone."""
-        optimiser: Any = self.optimizers(use_pl_optimizer=False)
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
         return {
             "step": self.step,
             "model": self.model.state_dict(),
             "average": None if self.average is None else self.average.model.state_dict(),
-            "optimiser": optimiser.state_dict(),
+            "optimizer": optimizer.state_dict(),
             "scaler": self.trainer.precision_plugin.state_dict(),
         }
 
     def _restore(self, state: dict[str, Any]) -> None:
-        optimiser: Any = self.optimizers(use_pl_optimizer=False)
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
         self.model.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
+        optimizer.load_state_dict(state["optimizer"])
         self.trainer.precision_plugin.load_state_dict(state["scaler"])
         self.step = state["step"]
 
     def _prepared(self, images: Tensor) -> Tensor:
         backbone = self.model.backbone
         layout = torch.channels_last if self.recipe.channels_last else torch.contiguous_format
-        return normalise(images, backbone.mean, backbone.std).contiguous(memory_format=layout)
+        return normalize(images, backbone.mean, backbone.std).contiguous(memory_format=layout)
 
     def _weights_of_classes(self) -> Tensor | None:
         """One factor a class, on the device; "log" looks at every training label."""
@@ -269,7 +272,7 @@ class TrainingModule(L.LightningModule):
 
     def _samples_of(self, data: SegmentationDataset) -> EvaluationLoader:
         """This rank's share of a dataset, one by one; what is in memory needs no processes to read it."""
-        workers = 0 if self.recipe.data.keep else worthwhile(self.recipe.data.workers, len(data) // self.ranks)
+        workers = 0 if self.recipe.data.cache else worthwhile(self.recipe.data.workers, len(data) // self.ranks)
         return EvaluationLoader(data, workers=workers, rank=self.global_rank, ranks=self.ranks)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
@@ -293,7 +296,7 @@ class TrainingModule(L.LightningModule):
         self._votes = self._over_ranks(torch.tensor(int(self.stop_asked), device=self.device))
 
 
-def make_optimiser(model: Segmenter, recipe: OptimiserRecipe, *, fused: bool = False) -> Optimizer:
+def make_optimizer(model: Segmenter, recipe: OptimizerRecipe, *, fused: bool = False) -> Optimizer:
     """SGD or AdamW; weight decay on kernels alone, and a factor of the learning rate for all behind the backbone."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
@@ -316,8 +319,8 @@ def step_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, DROPOUT_STREAM, step, rank)).generate_state(1)[0])
 
 
-def with_synchronised_statistics(model: Segmenter) -> Segmenter:
-    """Batch normalisation over the batches of all GPUs; there is none such for CPUs."""
+def with_synchronized_statistics(model: Segmenter) -> Segmenter:
+    """Batch normalization over the batches of all GPUs; there is none such for CPUs."""
     from timm.layers.norm_act import convert_sync_batchnorm  # torch's own loses the activation of timm's layers
 
     converted = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]

@@ -14,14 +14,14 @@ from typing import Any, Literal
 import torch
 
 from caaseg.config import Recipe
-from caaseg.data.kept import KeptDataset, estimated_bytes
-from caaseg.files import written_whole
-from caaseg.recipe_files import differences, load_recipe, save_recipe
+from caaseg.data.cache import CachedDataset, estimated_bytes
+from caaseg.files import atomic_write
+from caaseg.recipes import differences, load_recipe, save_recipe
 from caaseg.training import checkpoints
 from caaseg.training.conductor import Conductor, Progress, Result
-from caaseg.training.memory import check_kept_fits, check_step_fits, too_large
-from caaseg.training.module import TrainingModule, with_synchronised_statistics
-from caaseg.training.opened import build_model, open_data
+from caaseg.training.memory import check_cache_fits, check_step_fits, too_large
+from caaseg.training.module import TrainingModule, with_synchronized_statistics
+from caaseg.training.setup import build_model, open_datasets
 
 import lightning as L  # isort: skip  # after module, which makes its import possible
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment  # isort: skip
@@ -35,7 +35,7 @@ Device = Literal["auto", "cpu", "cuda"]
 RECIPE = "recipe.yaml"
 WITHOUT_IMAGE_LEVEL = ("fcn", "danet")  # heads
 # On resume: they change nothing that is learned. A run that stops at bad files has skipped none so far.
-MAY_CHANGE = {"data.root", "data.workers", "data.keep", "data.bad_files"}
+MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files"}
 
 
 def train(
@@ -72,8 +72,8 @@ def train(
             f"{ranks} processes times {recipe.accumulate} accumulation steps"
         )
     crops = recipe.batch_size // ranks // recipe.accumulate
-    synchronised = on_gpu and ranks > 1
-    if crops == 1 and not synchronised and recipe.model.head not in WITHOUT_IMAGE_LEVEL:
+    synchronized = on_gpu and ranks > 1
+    if crops == 1 and not synchronized and recipe.model.head not in WITHOUT_IMAGE_LEVEL:
         raise ValueError(
             f"1 crop is computed at a time, but the image-level branch of head {recipe.model.head} needs 2 or more for "
             "its batch statistics; set a larger batch_size or a smaller accumulate"
@@ -81,24 +81,24 @@ def train(
     if recipe.precision == "16" and not on_gpu:
         raise ValueError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
     if ranks > 1 and not on_gpu and is_first_rank():
-        logger.warning("synchronised batch normalisation is not available on CPU: each process has its own statistics")
+        logger.warning("synchronized batch normalization is not available on CPU: each process has its own statistics")
 
     state = _state_to_resume(recipe, folder, resume)
-    train_data, val_data = open_data(recipe)
+    train_data, val_data = open_datasets(recipe)
     if not on_gpu:
         check_step_fits(recipe, crops, len(train_data.classes))
     model = build_model(recipe, train_data, init_from if state is None else None)
-    if synchronised:
-        model = with_synchronised_statistics(model)
+    if synchronized:
+        model = with_synchronized_statistics(model)
     start = 0 if state is None else state["step"]
-    if recipe.data.keep and start < recipe.steps:
-        check_kept_fits(estimated_bytes(train_data) + estimated_bytes(val_data), here)
-        train_data, val_data = KeptDataset(train_data), KeptDataset(val_data)
+    if recipe.data.cache and start < recipe.steps:
+        check_cache_fits(estimated_bytes(train_data) + estimated_bytes(val_data), here)
+        train_data, val_data = CachedDataset(train_data), CachedDataset(val_data)
     module = TrainingModule(recipe, model, train_data, val_data, state=state)
     best = {} if state is None else state["best"]
     if is_first_rank():
         folder.mkdir(parents=True, exist_ok=True)
-        with written_whole(folder / RECIPE) as aside:
+        with atomic_write(folder / RECIPE) as aside:
             save_recipe(recipe, aside)
     conduct = Conductor(recipe, folder, start=start, best=best, progress=progress)
     if start < recipe.steps:

@@ -2,10 +2,10 @@
 
 import math
 
-from caaseg.config import OptimiserRecipe
+from caaseg.config import OptimizerRecipe
 
 
-def learning_rate(step: int, steps: int, recipe: OptimiserRecipe) -> float:
+def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
     """The learning rate of a step, counted from 0, of a run of so many steps.
 
     The warm-up is a factor on the schedule, not before it: it rises to 1 in the step that ends it.

@@ -1,0 +1,1 @@
+"""Studies of trained models: conflicts, comparisons, attention, FLOPs, statistics."""

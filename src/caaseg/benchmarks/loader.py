@@ -1,0 +1,183 @@
+"""Our loader beside torchvision's reference pipeline for segmentation: images a second on the same files and one core.
+
+Both read JPEG images and PNG masks with one worker and end in a normalized float batch, with labels of int64, after
+the same distribution of random scale (0.5 to 2), crop and flip. The reference is the training preset of torchvision's
+`references/segmentation` in its own v2 transforms, with images as tensors and as PIL images.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from caaseg.data.datasets.camvid import UNLABELLED, CamVid
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.loader import TrainingLoader
+from caaseg.data.sample import IGNORE
+from caaseg.data.transforms import GRAY, IMAGENET_MEAN, IMAGENET_STD, Augmentation, normalize
+from caaseg.torchvision_compat import declare_missing_operators
+
+Pipeline = Literal["caaseg", "torchvision, tensors", "torchvision, PIL"]
+SCALES = (0.5, 2.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What each pipeline does."""
+
+    root: Path  # a folder in the layout of CamVid
+    crop: tuple[int, int]
+    batch_size: int = 16
+    steps: int = 12  # batches timed in a round
+
+    @property
+    def pairs(self) -> list[tuple[Path, Path]]:
+        return [(pair.image, pair.label) for pair in CamVid(self.root, "train").pairs if pair.label is not None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """One pipeline measured."""
+
+    pipeline: Pipeline
+    rounds: list[float] = field(default_factory=list)  # images a second
+
+    @property
+    def images_per_second(self) -> float:
+        return statistics.median(self.rounds)
+
+
+def run(workload: Workload, rounds: int, *, progress: Callable[[], None] = lambda: None) -> list[Speed]:
+    """Measure every pipeline, in turns, so that whatever else the machine does meets all of them alike."""
+    speeds = [Speed(pipeline=pipeline) for pipeline in get_args(Pipeline)]
+    with one_core():
+        for turn in range(rounds):
+            for speed in speeds:
+                # The first batches wait for the worker to start and to fill its queue.
+                stream = batches(speed.pipeline, workload, seed=turn, workers=1)
+                for _ in islice(stream, 2):
+                    pass
+                started = time.perf_counter()
+                for _ in islice(stream, workload.steps):
+                    pass
+                duration_s = time.perf_counter() - started
+                speed.rounds.append(workload.steps * workload.batch_size / duration_s)
+                del stream  # ends its worker, which would read ahead beside the next
+                progress()
+    return speeds
+
+
+def batches(pipeline: Pipeline, workload: Workload, *, seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Normalized images (N, 3, H, W) and labels (N, H, W), without end."""
+    if pipeline == "caaseg":
+        augmentation = Augmentation(crop=workload.crop, scales=SCALES, scale_step=None)
+        dataset = CamVid(workload.root, "train")
+        loader = TrainingLoader(dataset, augmentation, batch_size=workload.batch_size, seed=seed, workers=workers)
+        for batch in loader:
+            yield normalize(batch.images), batch.labels.long()  # in the process that trains, on its device
+    samples = ReferenceSamples(workload, "tensor" if pipeline == "torchvision, tensors" else "PIL")
+    torch.manual_seed(seed)
+    endless = RandomSampler(samples, replacement=True, num_samples=10**9)  # an epoch's end would stop its worker
+    yield from DataLoader(samples, workload.batch_size, sampler=endless, num_workers=workers)
+
+
+class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
+    """Files read and transformed as torchvision's reference does."""
+
+    def __init__(self, workload: Workload, backend: Literal["tensor", "PIL"]) -> None:
+        declare_missing_operators()
+        from torchvision import tv_tensors
+        from torchvision.transforms import v2
+
+        self.pairs = workload.pairs
+        self.as_mask = tv_tensors.Mask
+        with Image.open(self.pairs[0][0]) as first:
+            shorter = min(first.size)  # the reference scales to sizes, so all images must be of one
+        image_type = tv_tensors.Image if backend == "tensor" else Tensor
+        fill = {tv_tensors.Mask: IGNORE, "others": GRAY}
+        self.transform = v2.Compose(
+            [
+                *([v2.ToImage()] if backend == "tensor" else []),
+                v2.RandomResize(min_size=int(SCALES[0] * shorter), max_size=int(SCALES[1] * shorter)),
+                v2.RandomHorizontalFlip(0.5),
+                v2.RandomCrop(workload.crop, pad_if_needed=True, fill=fill),
+                *([v2.PILToTensor()] if backend == "PIL" else []),
+                v2.ToDtype({image_type: torch.float32, tv_tensors.Mask: torch.int64, "others": None}, scale=True),
+                v2.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
+                v2.ToPureTensor(),
+            ]
+        )
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image_path, label_path = self.pairs[index]
+        with Image.open(image_path) as image, Image.open(label_path) as label:
+            mask = self.as_mask(torch.from_numpy(np.array(label)))
+            transformed: tuple[Tensor, Tensor] = self.transform(image.convert("RGB"), mask)
+        return transformed
+
+
+def write_scenes(folder: Path, number: int) -> None:
+    """Drawn scenes as files, in CamVid's size and layout, its JPEG quality and its value for unlabelled pixels."""
+    scenes = Scenes(length=number, size=(360, 480))
+    for name in ("train", "trainannot"):
+        (folder / name).mkdir(parents=True)
+    for sample in map(scenes.__getitem__, range(number)):
+        label = np.where(sample.label == IGNORE, UNLABELLED, sample.label).astype(np.uint8)
+        image = Image.fromarray(sample.image.permute(1, 2, 0).numpy())
+        image.save(folder / "train" / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
+        Image.fromarray(label).save(folder / "trainannot" / f"{sample.name}.png")
+    (folder / "train.txt").write_text("".join(f"{scenes[index].name}\n" for index in range(number)))
+
+
+def as_json(workload: Workload, speeds: Sequence[Speed]) -> dict[str, Any]:
+    """What was compared, each pipeline's images a second, and ours over the faster reference."""
+    return {
+        "images": len(workload.pairs),
+        "crop": list(workload.crop),
+        "batch_size": workload.batch_size,
+        "images_a_round": workload.steps * workload.batch_size,
+        "measurements": [{**asdict(speed), "images_per_second": speed.images_per_second} for speed in speeds],
+        "speedup_over_faster_reference": speedup(speeds),
+        "readers": {"torchvision": version("torchvision"), "pillow": version("pillow")},
+    }
+
+
+def speedup(speeds: Sequence[Speed]) -> float:
+    """Our images a second over those of the faster reference: the median of the ratios within each round.
+
+    The turns of a round follow each other closely, so a machine that gets busier half-way does not tilt the ratio.
+    """
+    ours, *references = speeds
+    faster = max(references, key=lambda speed: speed.images_per_second)
+    return statistics.median(a / b for a, b in zip(ours.rounds, faster.rounds, strict=True))
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """This process, and the workers it starts, on one thread and, where the system can, one core."""
+    threads = torch.get_num_threads()
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    torch.set_num_threads(1)
+    if cores is not None:
+        os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)

@@ -1,0 +1,1 @@
+"""Download, unpack, convert and check datasets."""

@@ -1,0 +1,1 @@
+"""Overlays, legends and label files, shared by results, reports and the app."""

@@ -1,0 +1,74 @@
+"""An exported model as a network again: run by onnxruntime, described by the file's own metadata."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from caaseg.config import Color
+
+ONNX_SUFFIX = ".onnx"
+INPUT, OUTPUT = "images", "logits"
+INSTALL = "install it with: pip install 'caaseg[export]'"
+
+
+class OnnxModel(nn.Module):
+    """Logits (N, K, H, W) of images (N, 3, H, W) of any size, RGB values from 0 to 255: they are normalized inside.
+
+    Args:
+        path: a file that `caaseg export` wrote.
+        device: a GPU is used where onnxruntime can.
+    """
+
+    mean = (0.0, 0.0, 0.0)
+    std = (1 / 255, 1 / 255, 1 / 255)
+    """By which a Predictor leaves the values as they are."""
+
+    def __init__(self, path: Path, *, device: torch.device | str = "cpu") -> None:
+        super().__init__()
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file; expected a model that caaseg export wrote")
+        self._session = _session(path, torch.device(device))
+        described = self._session.get_modelmeta().custom_metadata_map
+        try:
+            about: dict[str, Any] = json.loads(described["caaseg"])
+            self.num_classes = int(about["num_classes"])
+            self.classes: tuple[str, ...] | None = about["classes"] and tuple(map(str, about["classes"]))
+            self.palette: tuple[Color, ...] | None = about["palette"] and tuple(
+                (int(red), int(green), int(blue)) for red, green, blue in about["palette"]
+            )
+            if not 1 <= self.num_classes <= 255 or any(
+                given is not None and len(given) != self.num_classes for given in (self.classes, self.palette)
+            ):
+                raise ValueError(f"{self.num_classes} classes")
+        except (KeyError, ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}: an ONNX model, but not described as caaseg export does ({error}); export the model again"
+            ) from error
+        self._path = path
+
+    def forward(self, images: Tensor) -> Tensor:
+        try:
+            (logits,) = self._session.run([OUTPUT], {INPUT: images.float().cpu().numpy()})
+        except Exception as error:  # onnxruntime has exceptions of its own, without a common parent
+            raise RuntimeError(f"onnxruntime: {error}") from error
+        return torch.from_numpy(logits).to(images.device)
+
+
+def _session(path: Path, device: torch.device) -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ValueError(f"{path}: running an ONNX model needs onnxruntime, which is not here; {INSTALL}") from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3  # errors alone, and these are raised
+    gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
+    usable = [name for name in gpu if name in onnxruntime.get_available_providers()]
+    try:
+        return onnxruntime.InferenceSession(str(path), options, providers=[*usable, "CPUExecutionProvider"])
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{path}: not a model that onnxruntime can read ({reason}); export it again") from error

@@ -1,0 +1,1 @@
+"""The paper's tables as data, the grid runner and its report."""

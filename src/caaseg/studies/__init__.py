@@ -1,1 +1,0 @@
-"""Whole undertakings, from what a user gives to the folder that they keep."""

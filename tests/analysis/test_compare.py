@@ -1,0 +1,153 @@
+"""Boxes lie where predictions differ; the images are those on which they do most; the command from end to end."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from caaseg.analysis import compare as differences
+from caaseg.analysis.compare import COST, boxes, differing, study_differences
+from caaseg.cli import main
+from caaseg.config import ModelConfig
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.sample import IGNORE
+from caaseg.drawing.panels import Box
+from caaseg.reports.compare import draw_comparison, names_of
+from tests.analysis.test_conflicts import few_scenes as few_scenes
+from tests.analysis.test_conflicts import saved
+from tests.analysis.test_views import build
+
+
+def inside(box: Box, marked: torch.Tensor) -> torch.Tensor:
+    return marked[box.top : box.bottom, box.left : box.right]
+
+
+def test_pixels_differ_where_not_all_say_the_same_and_there_is_a_label() -> None:
+    predictions = torch.tensor([[[0, 1, 1, 0]], [[0, 1, 2, 1]], [[0, 2, 1, 1]]])
+    assert differing(predictions, torch.tensor([[0, 0, 0, IGNORE]])).tolist() == [[False, True, True, False]]
+
+
+def test_two_patches_get_a_box_each() -> None:
+    marked = torch.zeros(160, 320, dtype=torch.bool)
+    marked[20:60, 30:110] = True
+    marked[100:130, 200:260] = True
+    assert boxes(marked) == [Box(20, 30, 60, 110), Box(100, 200, 130, 260)]
+    assert boxes(marked, number=1) == [Box(20, 30, 60, 110)]
+
+
+def test_nothing_differs_nothing_is_boxed_and_a_single_pixel_is() -> None:
+    marked = torch.zeros(90, 120, dtype=torch.bool)
+    assert boxes(marked) == []
+    marked[41, 77] = True
+    [box] = boxes(marked)
+    assert inside(box, marked).any()
+    assert (box.bottom - box.top, box.right - box.left) == (8, 8)
+
+
+@given(height=st.integers(1, 80), width=st.integers(1, 80), share=st.floats(0, 1), seed=st.integers(0, 2**31))
+def test_boxes_hold_marks_within_the_image_and_do_not_overlap(height: int, width: int, share: float, seed: int) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(1, 1, 1 + height // 9, 1 + width // 9, generator=rng)
+    marked = torch.nn.functional.interpolate(coarse, (height, width))[0, 0] < share  # patches, as predictions have them
+    found = boxes(marked)
+    assert len(found) <= 3
+    assert bool(found) == bool(marked.any())
+    covered = torch.zeros(height, width, dtype=torch.int64)
+    for box in found:
+        assert 0 <= box.top < box.bottom <= height
+        assert 0 <= box.left < box.right <= width
+        assert inside(box, marked).any()
+        covered[box.top : box.bottom, box.left : box.right] += 1
+    assert covered.max() <= 1
+
+
+def test_the_first_box_gains_as_much_as_any_rectangle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "GRID", 9)  # cells of a pixel
+    rng = torch.Generator().manual_seed(3)
+    for _ in range(10):
+        marked = torch.rand(8, 9, generator=rng) < 0.3
+        best = max(
+            float(inside(Box(t, x, b, y), marked.double() - COST).sum())
+            for t in range(8)
+            for b in range(t + 2, min(8, t + 4) + 1)
+            for x in range(9)
+            for y in range(x + 2, min(9, x + 4) + 1)
+        )
+        first = boxes(marked)[0]
+        assert float(inside(first, marked.double() - COST).sum()) == pytest.approx(best)
+
+
+def test_the_images_that_models_differ_most_on_are_drawn_with_their_boxes() -> None:
+    scenes = Scenes("val", length=5, size=(64, 64))
+    models = [build(head, num_classes=8) for head in ("fcn", "danet")]
+    found = study_differences(models, scenes, number=2)
+    shares = [one.share for one in found.images]
+    assert shares == sorted(shares, reverse=True)
+    names = [scenes[k].name for k in range(5)]
+    ranks = {one.name: rank for rank, one in enumerate(found.images)}
+    halves = (min(names[:3], key=ranks.__getitem__), min(names[3:], key=ranks.__getitem__))
+    assert [one.counts.name for one in found.shown] == sorted(halves, key=ranks.__getitem__)
+    for one in found.shown:
+        differ = differing(one.predictions, one.label)
+        assert (int(differ.sum()), int((one.label != IGNORE).sum())) == (one.counts.differing, one.counts.labelled)
+        right = tuple(int(((p == one.label) & differ).sum()) for p in one.predictions)
+        assert right == one.counts.right
+        assert all(inside(box, differ).float().mean() > COST for box in one.boxes)
+    figure = draw_comparison(found, ["fcn", "danet"], scenes.classes, scenes.palette)
+    assert [axes.get_title() for axes in figure.axes[:4]] == ["image", "truth", "fcn", "danet"]
+    for axes, one in zip(figure.axes, [row for row in found.shown for _ in range(4)], strict=True):
+        assert len(axes.patches) == len(one.boxes) > 0
+        for frame, box in zip(axes.patches, one.boxes, strict=True):
+            left, top = frame.get_xy()  # type: ignore[attr-defined]
+            assert (left, top) == pytest.approx((box.left, box.top), abs=1)
+
+
+def test_names_tell_models_apart() -> None:
+    def configs(*parts: str) -> list[ModelConfig]:
+        return [ModelConfig(head=h, backbone=b, num_classes=2) for h, b in (part.split("/") for part in parts)]
+
+    assert names_of(["a", "b"], configs("caa/resnet18", "fcn/resnet18")) == ["caa", "fcn"]
+    several = configs("caa/resnet18", "caa/resnet50", "fcn/resnet18")
+    assert names_of(["a", "b", "c"], several) == ["caa, resnet18", "caa, resnet50", "fcn, resnet18"]
+    same = configs("caa/resnet18", "caa/resnet18")
+    assert names_of(["runs/a", "runs/b"], same) == ["a", "b"]
+    assert names_of(["x/run", "y/run"], same) == ["x/run", "y/run"]
+    assert names_of(["run", "run"], same) == ["run (1)", "run (2)"]
+
+
+@pytest.mark.usefixtures("few_scenes")
+def test_the_command_draws_models_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [saved(head, tmp_path / head) for head in ("fcn", "danet", "caa")]
+    out, numbers = tmp_path / "compared.png", tmp_path / "numbers.json"
+    words = ["--dataset", "scenes", "--out", str(out), "--images", "2", "--workers", "0", "--json", str(numbers)]
+    assert main(["compare", *models, *words]) == 0
+    assert "The models differ on " in capsys.readouterr().out
+    with Image.open(out) as drawn:
+        assert drawn.width == 1320
+    found = json.loads(numbers.read_text())
+    assert [(one["name"], one["model"]) for one in found["models"]] == list(
+        zip(("fcn", "danet", "caa"), models, strict=True)
+    )
+    assert found["differing"] == sum(one["differing"] for one in found["images"])
+    assert [one["boxes"] is not None for one in found["images"]].count(True) == 2
+
+
+@pytest.mark.usefixtures("few_scenes")
+def test_models_that_do_not_compare_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fcn, out = saved("fcn", tmp_path / "fcn"), tmp_path / "compared.png"
+    words = ["--dataset", "scenes", "--out", str(out)]
+    assert main(["compare", fcn, *words]) == 2
+    assert "is the only model; expected two or more" in capsys.readouterr().err
+    build("fcn", num_classes=5).save_pretrained(tmp_path / "five")
+    assert main(["compare", fcn, str(tmp_path / "five"), *words]) == 2
+    assert (
+        f"{tmp_path / 'five'} tells 5 classes apart (without names), but {fcn} 8 (meadow, water, sand, ...); "
+        "compare models of the same classes" in capsys.readouterr().err
+    )
+    assert main(["compare", fcn, fcn, "--dataset", "scenes", "--out", str(tmp_path / "x.gif")]) == 2
+    assert "--out is" in capsys.readouterr().err
+    assert not out.exists()

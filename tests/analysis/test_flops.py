@@ -1,0 +1,97 @@
+"""Counts that can be told by hand, and the paper's columns."""
+
+import json
+
+import pytest
+
+from caaseg.analysis.flops import CONVENTION, count, paper_rows
+from caaseg.cli import main
+from caaseg.models import ModelConfig, create_model
+
+
+def test_counts_equal_those_by_hand() -> None:
+    config = ModelConfig(head="caa", backbone="resnet18", num_classes=5, output_stride=16, channels=32, gate_width=16)
+    counted = count(config, (65, 97))
+    pixels, c, d = 5 * 7, 32, 64
+    gate = c * 16 + 4 * 16 * 16 + 16 * c  # a position
+    entry, block = 9 * 512 * c, c * (2 * d + c)
+    attention = pixels * (d + c) * (5 + 7)  # scores and gathering, columns and rows
+    image_level = 512 * c + c * 256  # once, not for every pixel
+    frame = pixels * (entry + block + c * c + c * 256 + 256 * 5) + image_level
+    assert counted.gates == (5 + 7) * gate
+    assert counted.head == frame + attention
+    assert counted.total == counted.backbone + counted.head + counted.gates
+    model = create_model("caa", backbone="resnet18", num_classes=5, channels=32, gate_width=16)
+    assert counted.parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_axial_costs_what_caa_costs_without_gates() -> None:
+    gated, plain = (
+        count(ModelConfig(head=head, backbone="resnet18", num_classes=5), (65, 65)) for head in ("caa", "axial")
+    )
+    assert plain.gates == 0
+    assert (gated.backbone, gated.head) == (plain.backbone, plain.head)
+
+
+def test_an_enlarged_image_costs_what_an_image_of_that_size_costs() -> None:
+    plain = ModelConfig(head="caa", backbone="resnet18", num_classes=5)
+    counted, expected = count(plain.replace(input_upsampling=2.0), (33, 49)), count(plain, (65, 97))
+    assert counted == expected
+    assert counted.total > 3 * count(plain, (33, 49)).total
+
+
+def test_the_paper_s_columns_are_reproduced(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row.what: row for row in paper_rows()}
+    for what, expected in {
+        "backbone, stride 16, standard ResNet-101": 54.7,
+        "backbone, stride 8, standard ResNet-101": 182.8,
+        "backbone, stride 16, authors' ResNet-101": 59.7,
+        "backbone, stride 8, authors' ResNet-101": 188.8,
+    }.items():
+        assert round(rows[what].ours / 1e9, 1) == expected, what
+    assert rows["backbone, stride 8, authors' ResNet-101"].paper == 190.70e9
+    assert rows["backbone, stride 16, authors' ResNet-101"].paper == 59.85e9
+    gates = {what: row for what, row in rows.items() if what.startswith("channelization")}
+    assert len(gates) == 6
+    assert round(gates["channelization, 5 x 128"].ours / 1e9, 3) == 0.013
+    assert sum("which is theirs" in row.note for row in gates.values()) == 4
+    assert all(row.note for row in rows.values())
+
+
+def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["flops", "--head", "danet", "--backbone", "resnet18", "--output-stride", "8", "--size", "65x33"]
+    assert main([*words, "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    content = json.loads(out)
+    assert content["total"] == content["backbone"] + content["head"] + content["gates"]
+    assert content["gates"] == 0
+    assert content["parameters"] > 11_000_000
+    assert content["convention"] == CONVENTION
+    assert "one multiply-add counted as one" in content["convention"]
+    assert "danet on resnet18, stride 8, 65 x 33" in err
+
+
+def test_the_paper_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flops", "--paper"]) == 0
+    shown = capsys.readouterr().out
+    for figure in ("59.85", "59.70", "54.71", "190.70", "188.82", "182.75", "0.00030", "0.01298", "101.25"):
+        assert figure in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--head", "cab"], "head is 'cab' (did you mean caa?); expected one of fcn, axial"),
+        (["--backbone", "resnet5"], "backbone 'resnet5' is not a timm model; did you mean resnet50"),
+        (["--size", "3x3x3"], "--size is '3x3x3'; expected height x width, such as 352x480, or one number for both"),
+        (["--backbone", "resnet50d", "--resnet-variant", "authors"], "backbone resnet50d is not a plain ResNet, but"),
+        (["--backbone", "tf_efficientnet_b5", "--resnet-variant", "authors"], "backbone tf_efficientnet_b5 is not a"),
+        (["--size", "99999999999"], "--size has '99999999999'; expected a whole number from 1 to a million"),
+        (["--size", "0"], "--size has '0'; expected a whole number from 1 to a million"),
+    ],
+)
+def test_bad_options_end_with_exit_code_2_and_one_message(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["flops", *words]) == 2
+    assert capsys.readouterr().err.startswith(f"caaseg: {message}")

@@ -1,0 +1,109 @@
+"""What a pixel looks at, against gradients."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import caaseg
+from caaseg.analysis.pixel_attention import AxialView, attend, attention_block, axial_reach, cell_of
+from caaseg.attention import axial_attention
+from caaseg.attention.axial import column_weights, row_weights
+from caaseg.models.predictor import Predictor
+
+SMALL: dict[str, Any] = {"backbone": "test_resnet", "channels": 8, "key_channels": 4, "gate_width": 8}
+sizes = st.integers(min_value=1, max_value=6)
+
+
+def model_with(head: str) -> caaseg.Segmenter:
+    torch.manual_seed(3)
+    return caaseg.create_model(head, num_classes=5, output_stride=8, **SMALL).eval()
+
+
+def image_of(height: int = 72, width: int = 104) -> torch.Tensor:
+    return torch.randint(0, 256, (3, height, width), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
+
+
+@given(height=sizes, width=sizes, data=st.data(), seed=st.integers(0, 2**31))
+def test_reach_is_the_gradient_of_the_ungated_output_with_respect_to_the_values(
+    height: int, width: int, data: st.DataObject, seed: int
+) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    by_column, by_row = (torch.randn(1, 3, height, width, generator=rng, dtype=torch.float64) for _ in range(2))
+    values = torch.randn(1, 2, height, width, generator=rng, dtype=torch.float64, requires_grad=True)
+    i, j = data.draw(st.integers(0, height - 1)), data.draw(st.integers(0, width - 1))
+
+    out = axial_attention(by_column, by_row, values)
+    (gradient,) = torch.autograd.grad(out[0, 1, i, j], values)
+
+    reach = axial_reach(column_weights(by_column)[0], row_weights(by_row)[0], (i, j))
+    torch.testing.assert_close(reach, gradient[0, 1])
+    assert not gradient[0, 0].any()  # channels do not mix
+
+
+@pytest.mark.parametrize("head", ["axial", "axial_se", "caa", "self_attention", "channelized_self_attention"])
+def test_reach_and_gates_are_what_the_model_itself_did(head: str) -> None:
+    model, image, pixel = model_with(head), image_of(), (50, 20)
+    attended = attend(model, image)
+    looked = attended.at(pixel)
+    assert looked is not None
+    assert looked.cell == (6, 2)
+
+    block = attention_block(model)
+    assert block is not None
+    given: list[torch.Tensor] = []
+    projected: list[torch.Tensor] = []
+    block.register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    with block.values.register_forward_hook(lambda _, inputs, output: projected.append(output)):
+        Predictor(model)(image.permute(1, 2, 0).numpy())
+    features = given[0].clone()
+    values = projected[0].clone()[0]  # (C, H, W)
+    with torch.no_grad():
+        result = block(features)[0, :, 6, 2]
+
+    expected = (looked.reach * values).sum((1, 2)) * (1 if looked.gates is None else looked.gates)
+    torch.testing.assert_close(expected, result)
+    assert (looked.gates is None) == (head in ("axial", "axial_se", "self_attention"))
+
+
+def test_column_row_and_reach_belong_together() -> None:
+    looked = attend(model_with("caa"), image_of()).at((71, 103))
+    assert looked is not None
+    assert looked.column is not None
+    assert looked.row is not None
+    assert looked.cell == (8, 12)
+    assert (len(looked.column), len(looked.row), looked.reach.shape) == (9, 13, (9, 13))
+    for weights in (looked.column, looked.row, looked.reach):
+        torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
+    torch.testing.assert_close(looked.reach.sum(0), looked.row)  # each column counts as the row says
+    torch.testing.assert_close(looked.reach[:, 12], looked.row[12] * looked.column)
+
+
+def test_the_prediction_is_the_predictors_and_other_pixels_look_elsewhere() -> None:
+    model, image = model_with("caa"), image_of()
+    attended = attend(model, image)
+    assert (attended.labels.numpy() == Predictor(model)(image.permute(1, 2, 0).numpy())).all()
+    assert isinstance(attended.view, AxialView)
+    first, second = attended.at((0, 0)), attended.at((40, 60))
+    assert first is not None
+    assert second is not None
+    assert not torch.equal(first.reach, second.reach)
+    assert not list(attention_block(model)._forward_pre_hooks)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("head", ["fcn", "danet"])
+def test_heads_without_such_attention_have_their_prediction_alone(head: str) -> None:
+    attended = attend(model_with(head), image_of())
+    assert attended.labels.shape == (72, 104)
+    assert attended.at((0, 0)) is None
+
+
+def test_a_pixel_belongs_to_the_nearest_cell_corners_aligned() -> None:
+    assert cell_of((0, 0), (65, 33), (9, 5)) == (0, 0)
+    assert cell_of((64, 32), (65, 33), (9, 5)) == (8, 4)
+    assert cell_of((3, 5), (65, 33), (9, 5)) == (0, 1)
+    assert cell_of((0, 7), (1, 8), (1, 1)) == (0, 0)
+    with pytest.raises(ValueError, match="column 33 is outside the image; expected 0 to 32"):
+        cell_of((0, 33), (65, 33), (9, 5))

@@ -1,0 +1,41 @@
+"""The best and worst images are those, and no more are kept than asked for."""
+
+import torch
+
+from caaseg.data.sample import IGNORE, Batch
+from caaseg.evaluation.best_worst import BestWorstImages
+
+
+def batch_of(shares: list[float], ignored: bool = False) -> tuple[Batch, torch.Tensor]:
+    """Images of 10 x 10 whose class is 0, and predictions that have such shares of it right."""
+    labels = torch.full((len(shares), 10, 10), IGNORE if ignored else 0, dtype=torch.uint8)
+    predictions = torch.zeros(len(shares), 10, 10, dtype=torch.int64)
+    for prediction, share in zip(predictions, shares, strict=True):
+        prediction.view(-1)[round(100 * share) :] = 1
+    names = tuple(f"{share:.2f}" for share in shares)
+    return Batch(torch.zeros(len(shares), 3, 10, 10, dtype=torch.uint8), labels, names), predictions
+
+
+def test_the_few_best_and_worst_of_many_are_kept_in_order() -> None:
+    extremes = BestWorstImages(2, number=2)
+    for shares in ([0.5, 0.9], [0.1, 0.3], [0.7, 0.2]):
+        extremes.see(*batch_of(shares))
+    assert [scored.name for scored in extremes.best] == ["0.90", "0.70"]
+    assert [scored.name for scored in extremes.worst] == ["0.10", "0.20"]
+    # Class 0 has an IoU of 0.9, class 1 was predicted where it is not.
+    assert extremes.best[0].mean_iou == 0.9 / 2
+    assert extremes.best[0].prediction.dtype == torch.uint8
+    assert int((extremes.best[0].prediction == 1).sum()) == 10
+
+
+def test_of_few_images_none_is_best_and_worst() -> None:
+    extremes = BestWorstImages(2, number=3)
+    extremes.see(*batch_of([0.5, 0.9, 0.1]))
+    assert [scored.name for scored in extremes.best] == ["0.90", "0.50"]
+    assert [scored.name for scored in extremes.worst] == ["0.10"]
+
+
+def test_an_image_without_labels_has_no_score() -> None:
+    extremes = BestWorstImages(2)
+    extremes.see(*batch_of([0.5], ignored=True))
+    assert (extremes.images, extremes.best, extremes.worst) == (0, [], [])

@@ -1,0 +1,139 @@
+"""Calls that are recorded and replayed: the same numbers, of every size, and nothing of one call in another."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Event, Thread
+
+import pytest
+import torch
+
+import caaseg
+from caaseg.models.cuda_graphs import MOST_SIZES, CapturedModel, recorded
+from caaseg.models.folding import fold_batch_norm
+from caaseg.models.segmenter import Prediction, resized
+
+SMALL = {"backbone": "test_resnet", "num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def test_on_a_cpu_it_is_the_model() -> None:
+    model = caaseg.create_model("danet", **SMALL).eval()  # type: ignore[arg-type]
+    images = torch.randn(2, 3, 33, 41)
+    with torch.inference_mode():
+        expected, found = model(images), CapturedModel(model)(images)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_what_is_resized_to_the_size_it_has_is_a_copy() -> None:
+    coarse = Prediction(torch.randn(1, 4, 5, 6), torch.randn(1, 4, 5, 6), {"channel": torch.randn(1, 4, 5, 6)})
+    given = resized(coarse, (5, 6))
+    expected = [tensor.clone() for tensor in (coarse.logits, coarse.branches["channel"])]
+    for tensor in (coarse.logits, coarse.aux, coarse.branches["channel"]):
+        assert tensor is not None
+        tensor.zero_()  # as the next replay would overwrite it
+    torch.testing.assert_close([given.logits, given.branches["channel"]], expected)
+    assert given.aux is not None
+    assert given.aux.abs().sum() > 0
+
+
+@needs_gpu
+@pytest.mark.parametrize("autocast", [False, True])
+def test_replays_are_the_model_s_numbers(autocast: bool) -> None:
+    model = caaseg.create_model("danet", aux=True, **SMALL).cuda().eval()  # type: ignore[arg-type]
+    replayed = CapturedModel(model)
+    sizes = [(2, 3, 33, 41), (1, 3, 64, 48)]
+    kept = []
+    with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        for _ in range(4):
+            for size in sizes:
+                images = torch.randn(size, device="cuda").contiguous(memory_format=torch.channels_last)
+                kept.append((replayed(images), model(images)))
+    torch.testing.assert_close([found for found, _ in kept], [expected for _, expected in kept])
+    assert len(replayed._calls) == len(sizes)
+    assert all(replayed._calls.values())
+
+
+@needs_gpu
+def test_casts_of_weights_outlive_the_call_that_made_them() -> None:
+    """Weights are cast once in an autocast context, and freed at its end: a recording must not refer to these."""
+    model = fold_batch_norm(caaseg.create_model("caa", decoder=True, **SMALL).cuda())  # type: ignore[arg-type]
+    replayed = CapturedModel(model)
+    for _ in range(5):
+        images = torch.randn(1, 3, 40, 51, device="cuda")
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            found = replayed(images).logits
+        room = torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.bfloat16)  # where freed casts were
+        with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
+            torch.testing.assert_close(found, model(images).logits)
+        del room
+
+
+@needs_gpu
+def test_where_there_are_many_sizes_the_rest_runs_as_ever() -> None:
+    model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
+    replayed = CapturedModel(model)
+    with torch.inference_mode():
+        for _ in range(3):
+            for width in range(32, 32 + MOST_SIZES + 4):
+                images = torch.randn(1, 3, 32, width, device="cuda")
+                torch.testing.assert_close(replayed(images), model(images))
+    assert len(replayed._calls) == MOST_SIZES
+
+
+@needs_gpu
+def test_gradients_are_the_model_s() -> None:
+    model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    replayed = CapturedModel(model)
+    for _ in range(3):
+        replayed(images).logits.sum().backward()
+    assert model.classifier.weight.grad is not None
+    assert not replayed._calls
+
+
+@contextmanager
+def pinning() -> Iterator[None]:
+    """Another thread pins memory all the time and keeps it, so that CUDA is asked each time, as loaders do at first."""
+    stopped, begun = Event(), Event()
+    failed: list[BaseException] = []
+
+    def pin() -> None:
+        kept = []
+        try:
+            for _ in range(1_000_000):
+                kept.append(torch.zeros(4096, dtype=torch.uint8).pin_memory())
+                begun.set()
+                if stopped.is_set():
+                    return
+            raise RuntimeError("the work took longer than there was memory to pin")
+        except BaseException as error:
+            failed.append(error)
+            begun.set()
+
+    thread = Thread(target=pin)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        stopped.set()
+        thread.join()
+    assert not failed
+
+
+@needs_gpu
+def test_another_thread_may_pin_memory_while_it_is_recorded() -> None:
+    model = caaseg.create_model("caa", **SMALL).cuda()  # type: ignore[arg-type]
+    images = torch.randn(2, 3, 65, 65, device="cuda").contiguous(memory_format=torch.channels_last)
+    with pinning():
+        for _ in range(5):
+            replayed = CapturedModel(model.eval())
+            with torch.inference_mode():
+                expected = model(images).logits
+                for _ in range(3):
+                    found = replayed(images).logits
+            assert all(replayed._calls.values())
+            torch.testing.assert_close(found, expected)
+            step = recorded(model.train(), images, nullcontext)
+            step(images).logits.sum().backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None for parameter in model.parameters())

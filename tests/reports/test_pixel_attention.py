@@ -1,0 +1,86 @@
+"""What a pixel looks at, as pictures and words."""
+
+import numpy as np
+import torch
+
+from caaseg.analysis.pixel_attention import PixelAttention
+from caaseg.reports.pixel_attention import (
+    COLUMN,
+    ROW,
+    draw_lines,
+    draw_overlay,
+    draw_reach,
+    gate_chart,
+    legend,
+    pixel_note,
+)
+
+GRAY = np.full((40, 60, 3), 120, np.uint8)  # enlarged ten times
+LOOKED = PixelAttention(
+    cell=(1, 0),
+    column=torch.tensor([0.9, 0.09, 0.01, 0.0]),
+    row=torch.tensor([0.5, 0.25, 0.25, 0.0, 0.0, 0.0]),
+    reach=torch.tensor([[0.1, 0, 0, 0, 0, 0], [0.2, 0, 0, 0, 0, 0], [0] * 6, [0, 0, 0, 0, 0, 0.7]]),
+    gates=torch.tensor([0.5, 0.1, 0.9, 0.3]),
+)
+
+
+def test_lines_are_bright_where_the_weights_are() -> None:
+    drawn = draw_lines(GRAY, LOOKED, (13, 0))
+    assert drawn is not None
+    assert drawn.shape == (400, 600, 3)
+    dark = drawn[390, 590].astype(int)
+    top, below = drawn[5, 5].astype(int), drawn[270, 5].astype(int)  # weights of 0.9 and 0.01 in the column
+    assert np.abs(top - np.array(COLUMN)).max() < 40
+    assert dark.sum() < below.sum() < top.sum()
+    assert (drawn[390, 5] == dark).all()  # no weight, no light
+    along = drawn[130, 150].astype(float)  # half of the strongest weight of the row
+    assert np.abs(along / along.max() - np.array(ROW) / max(ROW)).max() < 0.15
+
+
+def test_reach_is_brightest_at_its_strongest_place() -> None:
+    drawn = draw_reach(GRAY, LOOKED, (13, 0)).astype(int).sum(-1)
+    assert drawn[390, 590] == drawn[200:].max()  # below the ring
+    assert drawn[390, 5] < drawn[5, 5] < drawn[390, 590]
+
+
+def test_an_overlay_fades_into_the_image() -> None:
+    labels = torch.zeros(40, 60, dtype=torch.uint8)
+    labels[:, 30:] = 1
+    palette = [(200, 0, 0), (0, 0, 200)]
+    assert (draw_overlay(GRAY, labels, palette, 0.0, (0, 0))[300, 300] == 120).all()
+    full = draw_overlay(GRAY, labels, palette, 1.0, (0, 0))
+    assert full[300, 100].tolist() == [200, 0, 0]
+    assert full[300, 500].tolist() == [0, 0, 200]
+
+
+def test_the_legend_names_what_was_found_by_its_share_and_escapes_it() -> None:
+    labels = torch.zeros(100, 100, dtype=torch.uint8)
+    labels[0, :3] = 2
+    labels[50:] = 3
+    labels[50, :30] = 0
+    said = legend(labels, ["road", "never seen", "<b>sign</b>", "sky"], [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12)])
+    assert "never seen" not in said
+    assert said.index("road") < said.index("sky") < said.index("&lt;b&gt;sign&lt;/b&gt;")
+    assert "50.3 %" in said
+    assert "&lt;0.1 %" in said
+    assert "rgb(10, 11, 12)" in said
+
+
+def test_gates_are_shown_from_both_ends() -> None:
+    said = gate_chart(torch.tensor([0.5, 0.1, 0.9, 0.3]))
+    assert [said.index(f">{channel}</th>") for channel in (2, 0, 1, 3)] == sorted(
+        said.index(f">{channel}</th>") for channel in range(4)
+    )
+    assert "width: 90.0%" in said
+    assert gate_chart(torch.linspace(0.2, 0.5, 100)).count("<tr>") == 12
+    alike = gate_chart(torch.linspace(0.249, 0.251, 100))
+    assert "<tr>" not in alike
+    assert "All are between 0.2490 and 0.2510: here the gates hardly tell channels apart." in alike
+
+
+def test_words_tell_the_own_share_and_the_strongest_elsewhere() -> None:
+    said = pixel_note(LOOKED, "caa", "road", (13, 0), GRAY.shape)
+    assert "Row 13, column 0: <b>road</b>" in said
+    assert "20.0 % of what is gathered here is the pixel's own." in said
+    assert "The most from elsewhere is 70.0 %, from row 39, column 59." in said

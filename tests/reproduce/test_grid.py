@@ -1,0 +1,60 @@
+"""What a table asks to be run, and what is refused before anything is."""
+
+from pathlib import Path
+
+import pytest
+
+from caaseg.cli import main
+from caaseg.reproduce.grid import plan_grid
+
+
+def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
+    own = plan_grid("table4", tmp_path, seeds=2)
+    assert [cell.name for cell in own.cells[6:9]] == ["caa_aux_s8-seed0", "danet_aux_s8-seed1", "axial_s16-seed1"]
+    assert own.by_row["caa_s8", 1].recipe.model.pretrained is True
+    assert len(own.by_row["caa_s8", 1].manners) == 2
+
+    other = plan_grid("table4", tmp_path, dataset="camvid", overrides=["--model.backbone", "resnet34"], split="test")
+    recipe = other.by_row["caa_aux_s16", 0].recipe
+    assert (recipe.model.head, recipe.model.aux, recipe.model.output_stride) == ("caa", True, 16)
+    assert (recipe.model.backbone, recipe.model.pretrained, recipe.data.crop) == ("resnet34", False, (352, 480))
+    assert {manner.split for manner in other.cells[0].manners} == {"test"}
+
+    # Rows that the override makes the same network are trained once.
+    same = plan_grid("table5", tmp_path, dataset="scenes", overrides=["--model.backbone", "resnet18"])
+    assert len(same.rows) == 7
+    assert [cell.row for cell in same.cells] == ["axial_resnet50_s16", "caa_resnet50_s16", "caa_efficientnet_b7_s8"]
+    filtered = plan_grid("state_of_the_art", tmp_path, dataset="cityscapes")
+    assert [row.name for row in filtered.rows] == ["danet_aux_s8_cityscapes", "caa_aux_s8_cityscapes"]
+    assert filtered.recipe is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["heads"], "heads is no table of the paper and has no data of its own; give --dataset or --recipe"),
+        (["table2", "--dataset", "nowhere"], "no dataset is called 'nowhere'; expected any of"),
+        (
+            ["table2", "--dataset", "pascal_context_60"],
+            "no recipe is shipped for pascal_context_60; give one by --recipe",
+        ),
+        (["table2", "--dataset", "camvid", "--recipe", "scenes/caa_resnet18"], "but recipe scenes/caa_resnet18 is for"),
+        (["table2", "--rows", "ca"], "--rows has 'ca'; expected any of axial, axial_se, caa"),
+        (["table2", "--seeds", "0"], "--seeds is 0; expected 1 or more"),
+        (["table2", "--seed", "3"], "--seed is what the grid itself decides; expected --seeds N"),
+        (["table2", "--data.dataset=camvid"], "--data.dataset is what the grid itself decides; expected --dataset"),
+        (["table2", "--keep-run", "false"], "unknown option --keep-run; did you mean --keep-runs?"),
+        (["table2", "--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
+        (["groups", "--dataset", "scenes"], "--dataset is given, but groups trains nothing and reads no data"),
+        (["groups", "--steps", "3"], "--steps is given, but groups trains nothing by a recipe; leave it out"),
+        (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the folder that its files are in"),
+    ],
+)
+def test_what_cannot_be_run_is_one_message(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reproduce", *words, "--out", str(tmp_path / "grid"), "--device", "cpu"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.startswith("caaseg: ")
+    assert not (tmp_path / "grid").exists()

@@ -1,0 +1,78 @@
+"""The demonstration from its command to its page, at a few steps."""
+
+import json
+import re
+import signal
+from multiprocessing import Pipe
+from pathlib import Path
+
+import pytest
+import torch
+
+from caaseg.cli import main
+from caaseg.demo import RECIPES, _train_alone
+from caaseg.recipes import differences, load_recipe, save_recipe
+from tests.training.small import small_recipe
+
+
+def test_the_two_recipes_differ_in_the_head_alone() -> None:
+    fcn, caa = (load_recipe(RECIPES[name]) for name in ("FCN", "CAA"))
+    assert differences(fcn, caa) == {"model.head": ("fcn", "caa")}
+
+
+def test_it_ends_with_a_page_that_shows_both_and_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "demo"
+    words = ["demo", "--out", str(out), "--steps", "3", "--device", "cpu"]
+    assert main([*words, "--json", str(tmp_path / "numbers.json")]) == 0
+    said = capsys.readouterr().out
+    assert f"report: {out / 'report.html'}" in said
+    assert "FCN: training for 3 steps" in said
+
+    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    page = (out / "report.html").read_text()
+    for model in ("FCN", "CAA"):
+        scored = numbers["models"][model]
+        assert scored["images"] == 200
+        assert scored["training_seconds"] > 0
+        assert f"{100 * scored['mean_iou']:.1f}" in page
+        assert (out / model.lower() / "report.html").is_file()
+    assert len(numbers["finding"]) == 3
+    assert all(sentence in page for sentence in numbers["finding"])
+    assert page.count("<svg") == 2
+    assert page.count('class="case"') == 4
+    assert page.count("data:image/") == 20
+    assert re.findall(r'<(?:img|link|script)[^>]*(?:src|href)="(?!data:)', page) == []
+
+    made = (out / "report.html").stat().st_mtime_ns
+    assert main([*words, "--json", str(tmp_path / "again.json")]) == 0
+    assert "all of it was done before" in capsys.readouterr().out
+    assert json.loads((tmp_path / "again.json").read_text()) == numbers
+    assert (out / "report.html").stat().st_mtime_ns == made
+
+
+def test_what_a_training_refuses_reaches_whoever_started_it(tmp_path: Path) -> None:
+    recipe = small_recipe()
+    save_recipe(recipe, tmp_path / "recipe.yaml")
+    heard, told = Pipe(duplex=False)
+    before, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+    try:
+        _train_alone(recipe.replace(steps=7), tmp_path, "cpu", threads, told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    error = heard.recv()
+    assert isinstance(error, ValueError)
+    assert "the run was begun otherwise: steps was 6 and is 7; give the same values, or another --out" in str(error)
+
+
+def test_a_training_stops_where_nobody_listens_any_more(tmp_path: Path) -> None:
+    recipe = small_recipe("--steps", "40", "--validate_every", "40", "--checkpoint_every", "40")
+    heard, told = Pipe(duplex=False)
+    heard.close()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        _train_alone(recipe, tmp_path, "cpu", torch.get_num_threads(), told)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012.pt"]

@@ -1,0 +1,507 @@
+"""`caaseg predict`: what is written, what is skipped, what is said; damaged files, several processes, a huge image."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+import caaseg
+from caaseg.cli import main
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.decode import read_image
+from caaseg.data.inputs import Picture
+from caaseg.data.labels import distinct_colors
+from caaseg.drawing.sheet import overlay
+from caaseg.models.predictor import Predictor
+from caaseg.predictions import Manner, Subject, Task, predict_pictures
+from tests.data.test_fuzz import images, mutated
+
+CLASSES = 6
+
+
+def build(num_classes: int = CLASSES, **options: Any) -> caaseg.Segmenter:
+    """A random model that says each class somewhere in a scene."""
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"channels": 16, "key_channels": 4, "gate_width": 8, "decoder": True}
+    model = caaseg.create_model("caa", backbone="test_resnet", num_classes=num_classes, **{**small, **options})
+    model(torch.randn(4, 3, 65, 65))  # batch norm statistics that are not the initial ones
+    nn.init.normal_(model.classifier.weight)
+    model.eval()
+    with torch.no_grad():
+        logits = model(torch.stack([scene(k) for k in range(4)]) / 127.5 - 1).logits  # (N, K, H, W)
+        spread = logits.std((0, 2, 3))
+        model.classifier.weight /= spread[:, None, None, None]
+        model.classifier.bias.copy_((model.classifier.bias - logits.mean((0, 2, 3))) / spread)  # type: ignore[union-attr]
+    return model
+
+
+def scene(k: int, height: int = 72, width: int = 96) -> Tensor:
+    return Scenes("val", length=8, size=(height, width))[k].image
+
+
+def save(k: int, path: Path, **options: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(scene(k).permute(1, 2, 0).numpy()).save(path, **options)
+
+
+def values(path: Path) -> NDArray[np.uint8]:
+    with Image.open(path) as image:
+        assert image.mode == "P"
+        return np.array(image)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("predict") / "model"
+    build().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of pictures, two of one name."""
+    monkeypatch.chdir(tmp_path)
+    save(0, Path("photos/a/x.png"))
+    save(1, Path("photos/b/x.png"))
+    save(2, Path("photos/y.jpg"), quality=95)
+    return tmp_path
+
+
+def predict(model: Path, *words: str) -> int:
+    return main(["predict", str(model), *words, "--device", "cpu"])
+
+
+def results(out: Path) -> dict[str, int]:
+    """Every file, with when it was written."""
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def test_labels_overlays_and_probabilities_of_a_folder(model: Path, place: Path) -> None:
+    assert predict(model, "photos", "--out", "out", "--probabilities") == 0
+    names = ("a/x", "b/x", "y")
+    files = {f"labels/{n}.png" for n in names} | {f"overlays/{n}.jpg" for n in names}
+    files |= {f"probabilities/{n}.npy" for n in names} | {"predict.json", ".predict.lock"}
+    assert set(results(place / "out")) == files
+    network = caaseg.load_model(model)
+    for name, source in (("a/x", "photos/a/x.png"), ("b/x", "photos/b/x.png"), ("y", "photos/y.jpg")):
+        image = read_image(Path(source))
+        expected = Predictor(network).scores(image[None])[0]
+        labels = values(place / f"out/labels/{name}.png")
+        assert np.array_equal(labels, expected.argmax(0).numpy())
+        assert len(np.unique(labels)) > 1
+        with Image.open(place / f"out/labels/{name}.png") as opened:
+            assert opened.getpalette()[: 3 * CLASSES] == [v for c in distinct_colors(CLASSES) for v in c]  # type: ignore[index]
+        with Image.open(place / f"out/overlays/{name}.jpg") as opened:
+            drawn = overlay(image.permute(1, 2, 0).numpy(), labels, distinct_colors(CLASSES))
+            assert np.abs(np.array(opened).astype(int) - drawn).mean() < 6
+        kept = np.load(place / f"out/probabilities/{name}.npy")
+        assert kept.dtype == np.float16
+        np.testing.assert_allclose(kept, expected.softmax(0).permute(1, 2, 0), atol=1e-3)
+
+
+def test_the_palette_is_the_model_s_own(place: Path) -> None:
+    palette = [(k, 2 * k, 255 - k) for k in range(3)]
+    build(3, classes=["road", "tree", "sky"], palette=palette).save_pretrained(place / "own")
+    assert predict(place / "own", "photos/y.jpg", "--out", "out") == 0
+    with Image.open(place / "out/labels/y.png") as image:
+        assert image.getpalette()[:9] == [value for color in palette for value in color]  # type: ignore[index]
+    made_by = json.loads((place / "out/predict.json").read_text())["made_by"]
+    assert made_by["classes"] == ["road", "tree", "sky"]
+
+
+def test_results_are_upright_as_a_viewer_shows_the_picture(model: Path, place: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned clockwise
+    save(0, place / "turned.png", exif=turned)
+    assert predict(model, "turned.png", "--out", "out", "--probabilities") == 0
+    upright = np.ascontiguousarray(np.rot90(scene(0).permute(1, 2, 0).numpy(), k=-1))
+    labels = values(place / "out/labels/turned.png")
+    assert labels.shape == (96, 72)
+    assert np.array_equal(labels, Predictor(caaseg.load_model(model))(upright))
+    with Image.open(place / "out/overlays/turned.jpg") as image:
+        assert image.size == (72, 96)
+        assert not image.getexif()
+    assert np.load(place / "out/probabilities/turned.npy").shape == (96, 72, CLASSES)
+
+
+@pytest.mark.parametrize("average", ["logits", "probabilities"])
+def test_the_options_are_those_of_a_predictor(model: Path, place: Path, average: str) -> None:
+    words = ["--scales", "0.5,1.0", "--flip", "--average", average, "--output-stride", "8", "--precision", "bf16"]
+    assert predict(model, "photos/y.jpg", "--out", "out", "--probabilities", *words) == 0
+    network = caaseg.models.with_output_stride(caaseg.load_model(model), 8)
+    predictor = Predictor(network, scales=(0.5, 1.0), flip=True, average=average, precision="bf16")  # type: ignore[arg-type]
+    scores = predictor.scores(read_image(Path("photos/y.jpg"))[None])[0]
+    probabilities = scores.softmax(0) if average == "logits" else scores
+    kept = np.load(place / "out/probabilities/y.npy")
+    np.testing.assert_allclose(kept, probabilities.permute(1, 2, 0), atol=0.02)  # batches of another size round so
+    assert (values(place / "out/labels/y.png") == scores.argmax(0).numpy()).mean() > 0.98
+
+
+def test_windows_are_blended_and_two_grids_compared(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--compare-grids", "--json", "out.json"]
+    assert predict(model, *words) == 0
+    expected = Predictor(caaseg.load_model(model), window=(48, 33))(place / "photos/y.jpg")
+    found = values(place / "out/labels/y.png")
+    assert (found == expected).mean() > 0.999  # but for rounding
+    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    share = picture["grid_disagreement"]
+    assert 0 < share < 1
+    assert f"photos/y.jpg: {100 * share:.2f}% of the pixels get another class" in capsys.readouterr().out
+    assert picture["windowed"]
+    assert predict(model, *words) == 0  # known from before
+    (again,) = json.loads((place / "out.json").read_text())["pictures"]
+    assert again["there_already"]
+    assert again["grid_disagreement"] == share
+
+
+@pytest.mark.parametrize(
+    ("size", "num_classes", "expected"),
+    [
+        ((2048, 2048), 32, (2048, 2048)),
+        ((2048, 2049), 32, (513, 513)),
+        ((1024, 1024), 128, (1024, 1024)),
+        ((1024, 1025), 128, (513, 513)),
+    ],
+)
+def test_large_pictures_are_cut(size: tuple[int, int], num_classes: int, expected: tuple[int, int]) -> None:
+    subject = Subject(nn.Identity(), num_classes, None, (), "")
+    assert Task(subject=subject, manner=Manner(), out=Path()).window(size) == expected
+    forced = Manner(window=(99, 77))
+    assert Task(subject=subject, manner=forced, out=Path()).window(size) == (99, 77)
+
+
+def test_a_repeated_command_does_what_is_missing_and_nothing_else(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(model, "photos", "--out", "out") == 0
+    assert capsys.readouterr().out.startswith("3 predicted, 0 there already, 0 failed: out\n")
+    first = results(place / "out")
+    assert predict(model, "photos", "--out", "out") == 0
+    assert capsys.readouterr().out.startswith("0 predicted, 3 there already, 0 failed: out\n")
+    assert results(place / "out") == first
+
+    save(3, place / "photos/a/x.png")  # another picture of that name
+    (place / "out/overlays/b/x.jpg").unlink()
+    assert predict(model, "photos", "--out", "out") == 0
+    assert capsys.readouterr().out.startswith("2 predicted, 1 there already")
+    expected = Predictor(caaseg.load_model(model))(place / "photos/a/x.png")
+    assert np.array_equal(values(place / "out/labels/a/x.png"), expected)
+    assert results(place / "out")["labels/y.png"] == first["labels/y.png"]
+
+    assert predict(model, "photos", "--out", "out", "--probabilities") == 0
+    assert capsys.readouterr().out.startswith("3 predicted, 0 there already")
+    save(4, place / "photos/a/x.png")
+    assert predict(model, "photos", "--out", "out") == 0
+    assert not (place / "out/probabilities/a/x.npy").exists()  # they were another picture's
+    assert (place / "out/probabilities/b/x.npy").exists()
+
+
+def test_what_was_asked_for_before_is_kept(model: Path, place: Path) -> None:
+    words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--json", "out.json"]
+    kept = place / "out/probabilities/y.npy"
+    assert predict(model, *words, "--probabilities") == 0
+    before = kept.stat().st_mtime_ns
+    assert predict(model, *words, "--compare-grids") == 0
+    assert kept.stat().st_mtime_ns == before
+    (place / "out/overlays/y.jpg").unlink()
+    assert predict(model, *words) == 0  # makes it again
+    assert predict(model, *words, "--probabilities", "--compare-grids") == 0
+    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    assert picture["there_already"]
+    assert 0 < picture["grid_disagreement"] < 1
+
+
+def test_where_nothing_was_predicted_other_options_are_none(model: Path, place: Path) -> None:
+    assert predict(model, "nowhere", "--out", "out") == 2
+    assert predict(model, "photos/y.jpg", "--out", "out", "--flip") == 0
+    assert predict(model, "photos/y.jpg", "--out", "out") == 2
+
+
+def test_another_model_or_other_options_into_one_folder_are_an_error(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(model, "photos/y.jpg", "--out", "out") == 0
+    shutil.copytree(model, place / "copy")
+    assert predict(place / "copy", "photos/y.jpg", "--out", "out") == 0  # the same model elsewhere
+    before = results(place / "out")
+    network = build()
+    with torch.no_grad():
+        network.classifier.weight += 1e-3
+    network.save_pretrained(place / "other")
+    capsys.readouterr()
+    for words, what in (
+        ([str(model), "--flip"], "flip"),
+        ([str(model), "--scales", "0.5,1", "--window", "64"], "scales and another window"),
+        ([str(place / "other")], "model"),
+    ):
+        assert main(["predict", words[0], "photos", "--out", "out", *words[1:]]) == 2
+        assert f"out: holds predictions of another {what}; give another --out" in capsys.readouterr().err
+    assert results(place / "out") == before
+    (place / "out/predict.json").write_text("[]")
+    assert predict(model, "photos", "--out", "out") == 2
+    assert "out/predict.json: not a record of predictions" in capsys.readouterr().err
+
+
+def test_bad_files_are_reported_and_the_rest_goes_on(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "photos/a/bad.png").write_text("not an image")
+    whole = (place / "photos/y.jpg").read_bytes()
+    (place / "photos/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (place / "photos/notes.txt").write_text("left out")
+    words = ["photos", "gone.png", "photos/*.gif", "--out", "out", "--json", "-"]
+    assert predict(model, *words) == 2
+    captured = capsys.readouterr()
+    content = json.loads(captured.out)
+    assert "3 predicted, 0 there already, 3 failed: out" in captured.err
+    assert "left out, because they do not end as images do: 1" in captured.err
+    assert re.search(r"^caaseg: photos/a/bad\.png: not an image in any of", captured.err, re.MULTILINE)
+    assert re.search(r"^caaseg: photos/cut\.jpg: cannot be read as an image .*truncated", captured.err, re.MULTILINE)
+    assert re.search(r"^caaseg: gone\.png: No such file or directory; expected an image", captured.err, re.MULTILINE)
+    assert re.search(r"^caaseg: photos/\*\.gif: no file matches", captured.err, re.MULTILINE)
+    assert "Traceback" not in captured.err
+    told = {picture["image"]: picture for picture in content["pictures"]}
+    assert len(told) == 6
+    for picture in told.values():
+        assert (picture["labels"] is None) != (picture["message"] is None)
+    assert content["faults"][0].startswith("photos/*.gif: ")
+
+
+def test_a_name_that_cannot_be_written_does_not_stop_the_rest(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "n" * 250 + ".png"  # which with anything more is too long for the file system
+    shutil.copy("photos/a/x.png", f"photos/{long}")
+    odd = os.fsdecode(b"photos/\xff.png")  # not UTF-8
+    shutil.copy("photos/a/x.png", odd)
+    assert predict(model, "photos", "--out", "out", "--json", "out.json") == 2
+    error = capsys.readouterr().err
+    assert f"caaseg: photos/{long}: its results cannot be written" in error
+    assert error.count("\n") == 1
+    assert (place / os.fsdecode(b"out/labels/\xff.png")).is_file()
+    assert len(json.loads((place / "out.json").read_text())["pictures"]) == 5
+
+
+def test_results_may_go_among_the_inputs(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for out in ("photos", "photos/results"):
+        for done in ("3 predicted, 0 there already", "0 predicted, 3 there already"):
+            assert predict(model, "photos", "--out", out) == 0
+            assert capsys.readouterr().out.startswith(done)
+        shutil.rmtree(place / out / "labels")
+        shutil.rmtree(place / out / "overlays")
+        (place / out / "predict.json").unlink()
+
+
+class Failing(nn.Module):
+    """Fails on wide pictures, in the way it is told to."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[3] > 100:
+            raise self.error
+        return images
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), "wide.png: needs more memory than there is; give a smaller"),
+        (MemoryError(), "wide.png: needs more memory than there is"),
+        (RuntimeError("kernel size\nlong"), "wide.png: the model failed on it (kernel size); try another --window"),
+    ],
+)
+def test_a_picture_on_which_the_model_fails_does_not_stop_the_rest(error: Exception, message: str, place: Path) -> None:
+    Image.new("RGB", (120, 10)).save("wide.png")
+    pictures = [Picture(Path("wide.png"), Path("wide")), Picture(Path("photos/y.jpg"), Path("y"))]
+    subject = Subject(Failing(error), 3, None, distinct_colors(3), "")
+    bad, good = predict_pictures(Task(subject=subject, manner=Manner(), out=place / "out"), pictures)
+    assert bad.message is not None
+    assert bad.message.startswith(message)
+    assert good.labels == str(place / "out/labels/y.png")
+
+
+def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    (place / "out/labels").mkdir(parents=True)
+    monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the place beside is known
+    monkeypatch.setattr("caaseg.predictions.remove_stale_temporaries", lambda _: None)  # and what is put there stays
+    (place / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
+    task = Task(subject=Subject(nn.Identity(), 3, None, distinct_colors(3), ""), manner=Manner(), out=place / "out")
+    with pytest.raises(OSError, match="No space left"):
+        predict_pictures(task, [Picture(Path("photos/y.jpg"), Path("y")), Picture(Path("photos/a/x.png"), Path("x"))])
+    assert not (place / "out/labels/x.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "photos/y.jpg"], "--out is 'photos/y.jpg', which is a file; expected a folder"),
+        (["--out", "out", "--scales", "big"], "--scales has 'big'; expected a number above 0"),
+        (["--out", "out", "--window", "1x2x3"], "--window is '1x2x3'; expected height x width"),
+        (["--out", "out", "--max-pixels", "0"], "--max-pixels is 0; expected 1 or more"),
+        (["--out", "out", "--json", "photos"], "--json is 'photos'; expected the name of a file"),
+    ],
+)
+def test_bad_words_end_with_one_message(
+    model: Path, place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert predict(model, "photos", *words) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (place / "out").exists()
+
+
+def test_the_limit_of_pixels_can_be_moved(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96 - 1)) == 2
+    assert "photos/y.jpg: 96 x 72 pixels; expected at most 6,911; scale or cut the image, or raise" in (
+        capsys.readouterr().err
+    )
+    assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96)) == 0
+
+
+def command(model: Path, *words: str) -> list[str]:
+    return ["predict", str(model), *words, "--device", "cpu"]
+
+
+def test_processes_of_torchrun_share_the_list(model: Path, place: Path) -> None:
+    (place / "photos/bad.png").write_text("not an image")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
+    result = subprocess.run(
+        [*launch, *command(model, "photos", "--out", "out", "--json", "out.json")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+        check=False,
+    )
+    assert result.returncode != 0
+    assert result.stdout.count("3 predicted, 0 there already, 1 failed: out") == 1, result.stderr
+    assert result.stderr.count("caaseg: photos/bad.png: not an image") == 1
+    assert len(json.loads((place / "out.json").read_text())["pictures"]) == 4
+    assert len(list((place / "out/labels").rglob("*.png"))) == 3
+
+
+def test_what_a_killed_process_left_is_cleared_up(model: Path, place: Path) -> None:
+    left = [place / f"out/{name}" for name in ("labels/.y.0123456789ab.part.png", "overlays/.y.0123456789ab.part.jpg")]
+    for path in left:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert predict(model, "photos/y.jpg", "--out", "out") == 0
+    assert (place / "out/labels/y.png").exists()
+    assert not any(path.exists() for path in left)
+
+
+@pytest.mark.slow
+def test_two_plain_processes_share_the_list_and_one_that_is_killed_loses_nothing(model: Path, place: Path) -> None:
+    for k in range(40):
+        save(k % 8, place / f"photos/many/{k}.png")
+    launch = [sys.executable, "-m", "caaseg", *command(model, "photos", "--out", "out", "--scales", "1,2,3")]
+
+    def start(name: str) -> "subprocess.Popen[str]":
+        return subprocess.Popen([*launch, "--json", name], stdout=subprocess.PIPE, text=True)
+
+    with start("one.json") as one, start("two.json") as two, start("three.json") as three:
+        while not list((place / "out").rglob("labels/*/*.png")):  # all three have begun, or will
+            assert three.poll() is None
+        three.kill()
+        assert one.wait(300) == two.wait(300) == 0
+    told = [json.loads((place / name).read_text())["pictures"] for name in ("one.json", "two.json")]
+    for pictures in told:
+        assert len(pictures) == 43  # each gives a whole account
+        assert all(picture["labels"] is not None for picture in pictures)
+    done = [{p["image"] for p in pictures if not p["there_already"]} for pictures in told]
+    assert not done[0] & done[1]  # none was done twice
+    assert not list((place / "out").rglob("*.part.*"))  # who did the killed one's picture again cleared up
+    assert {path.stem for path in (place / "out/labels/many").iterdir()} >= {str(k) for k in range(40)}
+
+
+def damaged(model: Path, place: Path, number: int, seed: int) -> None:
+    """So many damaged files: each ends in labels that can be read, or in a message that names it."""
+    rng, seeds = np.random.default_rng(seed), images()
+    folder = place / "damaged"
+    folder.mkdir()
+    for k in range(number):
+        (folder / f"{k:03d}.png").write_bytes(mutated(seeds[k % len(seeds)], rng))  # whatever is in it
+    (folder / f"{number:03d}.png").write_bytes(seeds[0])  # one that is whole, after all others
+    assert predict(model, "damaged", "--out", "out", "--json", "out.json") == 2
+    pictures = json.loads((place / "out.json").read_text())["pictures"]
+    assert [picture["image"] for picture in pictures] == [f"damaged/{k:03d}.png" for k in range(number + 1)]
+    good = [picture for picture in pictures if picture["labels"] is not None]
+    bad = [picture for picture in pictures if picture["message"] is not None]
+    assert len(good) + len(bad) == number + 1
+    assert len(good) > number // 50
+    assert len(bad) > number // 4
+    assert good[-1]["image"] == f"damaged/{number:03d}.png"
+    for picture in good:
+        assert values(place / picture["labels"]).shape == tuple(picture["size"])
+    for picture in bad:
+        assert picture["message"].startswith(f"{picture['image']}: ")
+        assert picture["labels"] is None
+    written = {str(path.relative_to(place)) for path in (place / "out/labels").iterdir()}
+    assert written == {picture["labels"] for picture in good}
+
+
+@pytest.mark.filterwarnings("ignore")  # damaged metadata may make Pillow warn, and is no fault
+def test_40_damaged_files_end_in_results_or_messages(model: Path, place: Path) -> None:
+    damaged(model, place, 40, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_500_damaged_files_end_in_results_or_messages(model: Path, place: Path) -> None:
+    damaged(model, place, 500, seed=1)
+
+
+MEASURED = """
+import resource, sys
+from caaseg.cli import main
+code = main(sys.argv[1:])
+print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
+def test_a_picture_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
+    build(19, decoder=False).save_pretrained(place / "model")
+    small = Image.fromarray(scene(0, 320, 400).permute(1, 2, 0).numpy())
+    small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(place / "huge.jpg", quality=90)
+    result = subprocess.run(
+        [sys.executable, "-c", MEASURED, *command(place / "model", "huge.jpg", "--out", "out", "--json", "out.json")],
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    peak = int(result.stdout.rpartition("peak ")[2])
+    assert 0.3e9 < peak < 4e9
+    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    assert picture["size"] == [8000, 10_000]
+    assert picture["windowed"]
+    labels = values(place / "out/labels/huge.png")
+    assert labels.shape == (8000, 10_000)
+    assert len(np.unique(labels)) > 1
+    with Image.open(place / "out/overlays/huge.jpg") as image:
+        assert image.size == (10_000, 8000)
