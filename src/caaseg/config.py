@@ -133,19 +133,9 @@ class ModelRecipe(Architecture):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataRecipe(Settings):
-    """What a run learns from, and what its samples go through."""
+class Augmentation(Settings):
+    """Random changes of training samples: scale, crop, flip and color."""
 
-    dataset: str
-    """A name of `caaseg data list`."""
-    root: str | None = None
-    """Folder of the dataset; none for scenes, which are drawn."""
-    train_split: str = "train"
-    """What is learned from; several joined with +, such as train+val."""
-    val_split: str = "val"
-    """What is scored during training."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the dataset, such as size and difficulty of scenes."""
     crop: tuple[int, int] = (513, 513)
     """Height and width of training crops."""
     scales: tuple[float, float] = (0.5, 2.0)
@@ -160,6 +150,34 @@ class DataRecipe(Settings):
     """Most by which the factor of contrast differs from 1."""
     saturation: float = 0.0
     """Most by which the factor of saturation differs from 1."""
+
+    def __post_init__(self) -> None:
+        smallest, largest = self.scales
+        if min(self.crop) < 1:
+            raise ValueError(f"crop is {self.crop[0]} x {self.crop[1]}; expected at least 1 on each side")
+        if not 1 / 16 <= smallest <= largest <= 16:
+            raise ValueError(f"scales are {smallest} to {largest}; expected smallest to largest, from 1/16 to 16")
+        if self.scale_step is not None and not self.scale_step >= 1 / 1024:
+            raise ValueError(f"scale_step is {self.scale_step}; expected {1 / 1024} or more, or none for any scale")
+        for name, most in (("flip", 1), ("brightness", 255), ("contrast", 1), ("saturation", 1)):
+            if not 0 <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to {most}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe(Augmentation):
+    """What a run learns from, and what its samples go through."""
+
+    dataset: str
+    """A name of `caaseg data list`."""
+    root: str | None = None
+    """Folder of the dataset; none for scenes, which are drawn."""
+    train_split: str = "train"
+    """What is learned from; several joined with +, such as train+val."""
+    val_split: str = "val"
+    """What is scored during training."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Further options of the dataset, such as size and difficulty of scenes."""
     workers: int = 4
     """Processes that read beside each training process."""
     cache: bool = False
@@ -168,6 +186,7 @@ class DataRecipe(Settings):
     """What to do with a file that cannot be read during training."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _at_least(self, 0, "workers")
 
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from caaseg.config import Augmentation
 from caaseg.data import cache as kept_module
 from caaseg.data.cache import CachedDataset, estimated_bytes
 from caaseg.data.datasets.camvid import CamVid
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.loader import EvaluationLoader, TrainingLoader
 from caaseg.data.sample import BadFileError, Color, Sample
-from caaseg.data.transforms import Augmentation
 from tests.data import trees
 
 AUGMENTATION = Augmentation(crop=(24, 32), scale_step=None, brightness=32, contrast=0.2)

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caaseg.config import Augmentation
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.loader import EvaluationLoader, TrainingLoader, ahead, collate
 from caaseg.data.sample import BadFileError, Batch, Color, Sample
-from caaseg.data.transforms import Augmentation
 
 AUGMENTATION = Augmentation(crop=(48, 56), scale_step=None, brightness=32, contrast=0.2, saturation=0.2)
 

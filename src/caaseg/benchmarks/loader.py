@@ -22,11 +22,12 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
+from caaseg.config import Augmentation
 from caaseg.data.datasets.camvid import UNLABELLED, CamVid
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.loader import TrainingLoader
 from caaseg.data.sample import IGNORE
-from caaseg.data.transforms import GRAY, IMAGENET_MEAN, IMAGENET_STD, Augmentation, normalize
+from caaseg.data.transforms import GRAY, IMAGENET_MEAN, IMAGENET_STD, normalize
 from caaseg.torchvision_compat import declare_missing_operators
 
 Pipeline = Literal["caaseg", "torchvision, tensors", "torchvision, PIL"]

@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from caaseg.config import Augmentation
 from caaseg.data.sample import BadFileError, Batch, Sample, SegmentationDataset
-from caaseg.data.transforms import Augmentation, padded, write_view
+from caaseg.data.transforms import draw_view, padded, write_view
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class TrainingBatches(Dataset[Filled]):
             sample = self._read(step, k, faults)
             if sample is None:
                 return Filled(slot, None, faults)
-            view = self.augmentation.draw(_stream(self.seed, VIEW, step, k))
+            view = draw_view(self.augmentation, _stream(self.seed, VIEW, step, k))
             write_view(sample, view, self.slots.images[slot, n], self.slots.labels[slot, n])
             names.append(sample.name)
         return Filled(slot, tuple(names), faults)

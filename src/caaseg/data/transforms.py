@@ -6,7 +6,6 @@ the source. What comes out is what scaling and then cropping gives, except in th
 (lines, above scale 3), where the filter does not see what was cut off.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from caaseg.config import Augmentation
 from caaseg.data.sample import IGNORE, Sample
 
 GRAY = 128
@@ -43,61 +43,31 @@ class View(NamedTuple):
     saturation: float  # factor of the distance from grey of the same luma
 
 
-@dataclass(frozen=True, kw_only=True)
-class Augmentation:
-    """What training samples go through: random scale, padding, crop and flip; brightness and color where asked."""
+def draw_view(augmentation: Augmentation, rng: np.random.Generator) -> View:
+    """Draw how a sample is seen. Each choice has a random number of its own: one option does not change the others."""
+    scale, down, right, flip, bright, brightness, contrast, saturation = rng.random(8).tolist()
+    return View(
+        scale=_draw_scale(augmentation, scale),
+        down=down,
+        right=right,
+        flip=flip < augmentation.flip,
+        brightness=augmentation.brightness * (2 * brightness - 1) if bright < BRIGHTNESS_PROBABILITY else 0.0,
+        contrast=1 + augmentation.contrast * (2 * contrast - 1),
+        saturation=1 + augmentation.saturation * (2 * saturation - 1),
+    )
 
-    crop: tuple[int, int]
-    """Height and width of what comes out. Smaller images are padded with mid-gray, their labels with IGNORE."""
-    scales: tuple[float, float] = (0.5, 2.0)
-    """Smallest and largest factor of the size."""
-    scale_step: float | None = 0.25
-    """From the smallest scale to the largest in such steps, each as likely; None takes any in between."""
-    flip: float = 0.5
-    """Probability of being mirrored left to right."""
-    brightness: float = 0.0
-    """Most that is added to or taken from all values of half of the images; the authors' code has 32."""
-    contrast: float = 0.0
-    """Most by which the factor of contrast differs from 1."""
-    saturation: float = 0.0
-    """Most by which the factor of saturation differs from 1."""
 
-    def __post_init__(self) -> None:
-        smallest, largest = self.scales
-        if min(self.crop) < 1:
-            raise ValueError(f"crop is {self.crop[0]} x {self.crop[1]}; expected at least 1 on each side")
-        if not 1 / 16 <= smallest <= largest <= 16:
-            raise ValueError(f"scales are {smallest} to {largest}; expected smallest to largest, from 1/16 to 16")
-        if self.scale_step is not None and not self.scale_step >= 1 / UNIT:
-            raise ValueError(
-                f"scale_step is {self.scale_step}; expected {1 / UNIT} or more, or none for any scale in between"
-            )
-        for name, most in (("flip", 1), ("brightness", 255), ("contrast", 1), ("saturation", 1)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to {most}")
+def augment(sample: Sample, augmentation: Augmentation, rng: np.random.Generator) -> Sample:
+    """A random view of a sample, of the size of the crop."""
+    return view_of(sample, draw_view(augmentation, rng), augmentation.crop)
 
-    def draw(self, rng: np.random.Generator) -> View:
-        """Every choice from numbers of its own, so that one option does not change what the others draw."""
-        scale, down, right, flip, bright, brightness, contrast, saturation = rng.random(8).tolist()
-        return View(
-            scale=self._scale(scale),
-            down=down,
-            right=right,
-            flip=flip < self.flip,
-            brightness=self.brightness * (2 * brightness - 1) if bright < BRIGHTNESS_PROBABILITY else 0.0,
-            contrast=1 + self.contrast * (2 * contrast - 1),
-            saturation=1 + self.saturation * (2 * saturation - 1),
-        )
 
-    def __call__(self, sample: Sample, rng: np.random.Generator) -> Sample:
-        return view_of(sample, self.draw(rng), self.crop)
-
-    def _scale(self, chance: float) -> int:
-        smallest, largest = self.scales
-        if self.scale_step is None:
-            return round((smallest + chance * (largest - smallest)) * UNIT)
-        steps = int((largest - smallest) / self.scale_step + 1e-6) + 1
-        return round((smallest + int(chance * steps) * self.scale_step) * UNIT)
+def _draw_scale(augmentation: Augmentation, chance: float) -> int:
+    smallest, largest = augmentation.scales
+    if augmentation.scale_step is None:
+        return round((smallest + chance * (largest - smallest)) * UNIT)
+    steps = int((largest - smallest) / augmentation.scale_step + 1e-6) + 1
+    return round((smallest + int(chance * steps) * augmentation.scale_step) * UNIT)
 
 
 class Span(NamedTuple):

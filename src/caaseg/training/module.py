@@ -16,7 +16,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from caaseg.config import OptimizerRecipe, Recipe
 from caaseg.data.loader import EvaluationLoader, TrainingLoader, worthwhile
 from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
-from caaseg.data.transforms import Augmentation, normalize
+from caaseg.data.transforms import normalize
 from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models import Prediction, Segmenter
 from caaseg.models.cuda_graphs import preserve_state, recorded
@@ -129,18 +129,9 @@ class TrainingModule(L.LightningModule):
 
     def train_dataloader(self) -> TrainingLoader:
         recipe, data = self.recipe, self.recipe.data
-        augmentation = Augmentation(
-            crop=data.crop,
-            scales=data.scales,
-            scale_step=data.scale_step,
-            flip=data.flip,
-            brightness=data.brightness,
-            contrast=data.contrast,
-            saturation=data.saturation,
-        )
         return TrainingLoader(
             self.train_data,
-            augmentation,
+            data,
             batch_size=recipe.batch_size,
             seed=recipe.seed,
             step=self.step,
