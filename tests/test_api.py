@@ -54,7 +54,7 @@ def test_without_a_folder_a_run_goes_where_the_command_puts_it(tmp_path: Path, m
     assert default_folder(Path("../mine/try.yaml")) == Path("runs/mine-try")
     monkeypatch.chdir(tmp_path)
     result = caaseg.train(small_recipe().replace(steps=1), device="cpu")
-    assert result.folder == Path("runs/scenes-caa_test_resnet")
+    assert result.run == Path("runs/scenes-caa_test_resnet")
     assert (tmp_path / "runs" / "scenes-caa_test_resnet" / "report.html").is_file()
 
 

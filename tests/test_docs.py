@@ -24,7 +24,7 @@ from caaseg import cli
 from caaseg.data.datasets import scenes
 from caaseg.kernels import launching
 from caaseg.recipes import load_recipe
-from tests.training.test_runs import images_and_masks
+from tests.training.small import images_and_masks
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "caaseg"

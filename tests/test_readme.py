@@ -11,7 +11,7 @@ import caaseg
 from caaseg.cli import main
 from tests.analysis.test_conflicts import few_scenes as few_scenes
 from tests.analysis.test_conflicts import saved
-from tests.training.test_runs import images_and_masks
+from tests.training.small import images_and_masks
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)

@@ -1,98 +1,124 @@
-"""A training run with its report: what `caaseg train` and `caaseg.train` do."""
+"""The library's `train`: a run and its report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from caaseg.benchmarks.timing import provenance
 from caaseg.config import Recipe
 from caaseg.data.loader import worthwhile
+from caaseg.data.sample import SegmentationDataset
 from caaseg.evaluation.best_worst import BestWorstImages
-from caaseg.evaluation.evaluate import evaluate
-from caaseg.models import load_model
+from caaseg.evaluation.evaluate import Evaluation, evaluate
+from caaseg.evaluation.metrics import MetricFactory
+from caaseg.models import Segmenter, load_model
 from caaseg.models.predictor import Predictor
 from caaseg.recipes import default_folder, load_recipe
 from caaseg.reports.run import write_run_page
-from caaseg.training import runs
-from caaseg.training.conductor import Progress, Result
-from caaseg.training.metrics_log import FILE as JOURNAL
+from caaseg.training import run as training_run
+from caaseg.training.loop import Progress, TrainingResult
+from caaseg.training.losses import Loss
+from caaseg.training.metrics_log import FILE as METRICS
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.runs import Device
-from caaseg.training.setup import open_datasets
+from caaseg.training.setup import is_first_rank, open_split
 
 REPORT = "report.html"
+
+Data = str | Path | tuple[SegmentationDataset, SegmentationDataset]
 
 
 def train(
     recipe: Recipe | str | Path,
     out: str | Path | None = None,
     *,
+    data: Data | None = None,
+    model: Segmenter | None = None,
+    loss: Loss | None = None,
+    metrics: Sequence[MetricFactory] = (),
     resume: str | Path | None = None,
     init_from: str | Path | None = None,
-    device: Device = "auto",
+    device: str = "auto",
     devices: int = 1,
     progress: Callable[[Progress], None] | None = None,
-) -> Result:
-    """Train a model; when it is trained, score it on the validation split and write report.html into its folder.
+) -> TrainingResult:
+    """Train a model and write report.html, with the scores of the final model, into the run directory.
 
     Args:
         recipe: a recipe, the name of a shipped one, or a YAML file.
-        out: the run's folder; runs/ and the recipe's name unless given.
-        resume: "auto" goes on from the newest good checkpoint in the folder, or starts where there is none; a path
-            goes on from that checkpoint.
-        init_from: start from the weights of this model (a run, a saved folder or a hub id) instead of random ones; it
-            may have another number of classes.
-        device: cpu or cuda; auto takes GPUs if there are any.
-        devices: how many on this machine. Under torchrun or SLURM these say it.
-        progress: told every few steps, on the first rank.
+        out: the run directory; runs/ and the name of the recipe if not given.
+        data: the directory of the recipe's dataset, or a training and a validation dataset of your own.
+        model: a model of your own, instead of the recipe's; it needs as many classes as the data.
+        loss: a loss of your own, instead of the recipe's cross entropy.
+        metrics: further validation metrics, each called with the number of classes and the device.
+        resume: "auto" resumes from the newest good checkpoint of the run directory, or starts if there is none; a path
+            resumes from that checkpoint.
+        init_from: a model (a run, a saved directory, or hf://owner/name) to take the initial weights from; it may have
+            another number of classes.
+        device: auto, cpu, cuda, cuda:INDEX or mps; auto is a GPU if there is one.
+        devices: number of processes on this machine, one per GPU. Under torchrun or SLURM these set it.
+        progress: called every few steps, on the first rank.
     """
-    folder = default_folder(recipe) if out is None else Path(out)
+    directory = default_folder(recipe) if out is None else Path(out)
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
-    joined_before = dist.is_available() and dist.is_initialized()
-    result = runs.train(
-        recipe, folder, resume=resume, init_from=init_from, device=device, devices=devices, progress=progress
+    if isinstance(data, str | Path):
+        recipe, data = recipe.replace(data=recipe.data.replace(root=str(data))), None
+    result = training_run.train(
+        recipe,
+        directory,
+        data=data,
+        model=model,
+        loss=loss,
+        metrics=metrics,
+        resume=resume,
+        init_from=init_from,
+        device=device,
+        devices=devices,
+        progress=progress,
     )
-    if dist.is_available() and dist.is_initialized() and not joined_before:
-        dist.destroy_process_group()  # lightning leaves it; what follows is the first rank's alone
-    if result.finished and runs.is_first_rank() and _is_due(folder):
-        place = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-        write_report(recipe, folder, torch.device(place))
+    if result.finished and is_first_rank() and (result.evaluation is not None or not _has_report(directory)):
+        write_report(recipe, result, None if data is None else data[1], device)
     return result
 
 
-def write_report(recipe: Recipe, folder: Path, device: torch.device) -> None:
-    """Score a finished run's model on the validation split, image by image, and write its report."""
-    _, data = open_datasets(recipe)
-    model = load_model(folder / "model").to(device)
-    extremes = BestWorstImages(len(data.classes))
-    evaluation = evaluate(
-        Predictor(model, precision="32" if recipe.precision == "32" else "bf16"),
-        data,
-        workers=worthwhile(recipe.data.workers, len(data)),
-        seen=extremes.see,
-    )
+def write_report(
+    recipe: Recipe, result: TrainingResult, val_data: SegmentationDataset | None, device: str = "auto"
+) -> None:
+    """Write the report of a finished run. The model is scored again only if the run was finished before."""
+    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    data = open_split(recipe, recipe.data.val_split) if val_data is None else val_data
+    evaluation, best_worst = result.evaluation, result.best_worst
+    if evaluation is None or best_worst is None:
+        evaluation, best_worst = _score(recipe, result.run, data, place)
     write_run_page(
-        folder / REPORT,
+        result.run / REPORT,
         recipe=recipe,
-        journal=read_metrics(folder / JOURNAL),
+        journal=read_metrics(result.run / METRICS),
         evaluation=evaluation,
-        extremes=extremes,
+        extremes=best_worst,
         palette=data.palette,
-        origin=origin_of(device),
+        origin=origin_of(place),
     )
+
+
+def _score(
+    recipe: Recipe, run: Path, data: SegmentationDataset, device: torch.device
+) -> tuple[Evaluation, BestWorstImages]:
+    best_worst = BestWorstImages(len(data.classes))
+    predictor = Predictor(load_model(run / "model").to(device), precision="32" if recipe.precision == "32" else "bf16")
+    workers = worthwhile(recipe.data.workers, len(data))
+    return evaluate(predictor, data, workers=workers, on_batch=best_worst.update), best_worst
 
 
 def origin_of(device: torch.device) -> dict[str, Any]:
-    """Hardware and versions, those of the training's libraries too."""
+    """Return hardware and versions, including those of the training libraries."""
     origin = provenance(device, [])
     return {**origin, "versions": origin["versions"] | {name: version(name) for name in ("lightning", "timm")}}
 
 
-def _is_due(folder: Path) -> bool:
-    """Whether a finished run has no report yet, or one of an earlier model."""
-    report = folder / REPORT
-    return not report.exists() or report.stat().st_mtime < (folder / "model" / "model.safetensors").stat().st_mtime
+def _has_report(run: Path) -> bool:
+    """Return whether the report is newer than the model."""
+    report = run / REPORT
+    return report.exists() and report.stat().st_mtime >= (run / "model" / "model.safetensors").stat().st_mtime

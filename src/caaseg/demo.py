@@ -21,11 +21,11 @@ from caaseg.models import load_model
 from caaseg.recipes import load_recipe
 from caaseg.reports.demo import Contender, finding, write_demo_page
 from caaseg.reports.scores import scores_as_json
-from caaseg.training import runs
-from caaseg.training.conductor import Progress, Result
+from caaseg.training import run as runs
+from caaseg.training.loop import Progress
+from caaseg.training.loop import TrainingResult as Result
 from caaseg.training.metrics_log import FILE as JOURNAL
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.runs import Device
 from caaseg.training.setup import open_datasets
 
 RECIPES = {"FCN": "scenes/demo_fcn", "CAA": "scenes/demo_caa"}
@@ -38,7 +38,7 @@ def run_demo(
     out: Path,
     *,
     steps: int | None = None,
-    device: Device = "auto",
+    device: str = "auto",
     progress: Callable[[str, Progress], None] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ def run_demo(
 
 
 def train_side_by_side(
-    recipes: Mapping[str, Recipe], out: Path, device: Device, progress: Callable[[str, Progress], None] | None
+    recipes: Mapping[str, Recipe], out: Path, device: str, progress: Callable[[str, Progress], None] | None
 ) -> bool:
     """Train all at once, a process each with its share of the cores, and say whether all are done.
 
@@ -121,7 +121,7 @@ def train_side_by_side(
     return all(result.finished for result in results.values())
 
 
-def _train_alone(recipe: Recipe, folder: Path, device: Device, threads: int, told: Connection) -> None:
+def _train_alone(recipe: Recipe, folder: Path, device: str, threads: int, told: Connection) -> None:
     """In a process of its own: train, and tell how far it is and what came out."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one
     torch.set_num_threads(threads)
@@ -134,7 +134,9 @@ def _train_alone(recipe: Recipe, folder: Path, device: Device, threads: int, tol
 
     outcome: Result | Exception
     try:
-        outcome = train(recipe, folder, resume="auto", device=device, progress=progress)
+        # Without the images of the evaluation: tensors cannot be sent by a process that ends.
+        result = train(recipe, folder, resume="auto", device=device, progress=progress)
+        outcome = result._replace(evaluation=None, best_worst=None)
     except (ValueError, OSError) as error:
         outcome = error
     with suppress(BrokenPipeError):
@@ -149,7 +151,7 @@ def score(folder: Path, recipe: Recipe, data: SegmentationDataset, device: torch
         shown.extend(predictions[: max(0, SHOWN - len(shown))].to("cpu", torch.uint8))
 
     model = load_model(folder / "model").to(device)
-    evaluation = evaluate(model, data, batch_size=BATCH, seen=seen)
+    evaluation = evaluate(model, data, batch_size=BATCH, on_batch=seen)
     return Contender(recipe, read_metrics(folder / JOURNAL), evaluation, shown)
 
 

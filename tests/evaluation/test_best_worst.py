@@ -17,25 +17,25 @@ def batch_of(shares: list[float], ignored: bool = False) -> tuple[Batch, torch.T
 
 
 def test_the_few_best_and_worst_of_many_are_kept_in_order() -> None:
-    extremes = BestWorstImages(2, number=2)
+    images_of = BestWorstImages(2, number=2)
     for shares in ([0.5, 0.9], [0.1, 0.3], [0.7, 0.2]):
-        extremes.see(*batch_of(shares))
-    assert [scored.name for scored in extremes.best] == ["0.90", "0.70"]
-    assert [scored.name for scored in extremes.worst] == ["0.10", "0.20"]
+        images_of.update(*batch_of(shares))
+    assert [scored.name for scored in images_of.best] == ["0.90", "0.70"]
+    assert [scored.name for scored in images_of.worst] == ["0.10", "0.20"]
     # Class 0 has an IoU of 0.9, class 1 was predicted where it is not.
-    assert extremes.best[0].mean_iou == 0.9 / 2
-    assert extremes.best[0].prediction.dtype == torch.uint8
-    assert int((extremes.best[0].prediction == 1).sum()) == 10
+    assert images_of.best[0].mean_iou == 0.9 / 2
+    assert images_of.best[0].prediction.dtype == torch.uint8
+    assert int((images_of.best[0].prediction == 1).sum()) == 10
 
 
 def test_of_few_images_none_is_best_and_worst() -> None:
-    extremes = BestWorstImages(2, number=3)
-    extremes.see(*batch_of([0.5, 0.9, 0.1]))
-    assert [scored.name for scored in extremes.best] == ["0.90", "0.50"]
-    assert [scored.name for scored in extremes.worst] == ["0.10"]
+    images_of = BestWorstImages(2, number=3)
+    images_of.update(*batch_of([0.5, 0.9, 0.1]))
+    assert [scored.name for scored in images_of.best] == ["0.90", "0.50"]
+    assert [scored.name for scored in images_of.worst] == ["0.10"]
 
 
 def test_an_image_without_labels_has_no_score() -> None:
-    extremes = BestWorstImages(2)
-    extremes.see(*batch_of([0.5], ignored=True))
-    assert (extremes.images, extremes.best, extremes.worst) == (0, [], [])
+    images_of = BestWorstImages(2)
+    images_of.update(*batch_of([0.5], ignored=True))
+    assert (images_of.images, images_of.best, images_of.worst) == (0, [], [])

@@ -103,7 +103,7 @@ def test_nothing_of_an_image_is_kept() -> None:
         alive.extend([weakref.ref(batch.images), weakref.ref(predictions)])
         most = max(most, sum(reference() is not None for reference in alive))
 
-    caaseg.evaluate(build(), scenes(8), boundary=True, seen=seen)
+    caaseg.evaluate(build(), scenes(8), boundary=True, on_batch=seen)
     assert len(alive) == 16
     assert most <= 4  # those of this batch and of the one before
 
@@ -146,15 +146,13 @@ class Greedy(nn.Module):
 
 
 def test_what_cannot_be_scored_is_said() -> None:
-    with pytest.raises(
-        ValueError, match="val-0-000000: 1 x 64 x 64 at scale 1 is more than the memory of cpu holds; take"
-    ):
+    with pytest.raises(ValueError, match="val-0-000000: 1 x 64 x 64 at scale 1 does not fit in the memory of cpu; use"):
         caaseg.evaluate(Greedy(), scenes())
     with pytest.raises(
-        ValueError, match=r"tells 5 classes apart, but the data have 8 \(meadow, water, sand, \.\.\.\); evaluate it on"
+        ValueError, match=r"has 5 classes, but the dataset has 8 \(meadow, water, sand, \.\.\.\); evaluate it on"
     ):
         caaseg.evaluate(build(5), scenes())
-    with pytest.raises(ValueError, match=r"tells 5 classes apart, but the data have 2 \(left, right\); evaluate"):
+    with pytest.raises(ValueError, match=r"has 5 classes, but the dataset has 2 \(left, right\); evaluate"):
         caaseg.evaluate(build(5), Odd())
     with pytest.raises(BadFileError, match=r"images/3\.png: cut off"):
         caaseg.evaluate(build(2), Bad())
@@ -262,7 +260,7 @@ def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture
         (["--window", "5x6x7"], "--window is '5x6x7'; expected height x width"),
         (["--split", "trial"], "camvid"),
         (["--dataset", "camvids"], "no dataset is called 'camvids'; expected any of pascal_context, "),
-        (["--dataset", "scenes"], "the model tells 11 classes apart, but the data have 8 (meadow, water, sand, ...)"),
+        (["--dataset", "scenes"], "the model has 11 classes, but the dataset has 8 (meadow, water, sand, ...)"),
         (["--submission", "out"], "--submission is for the Cityscapes server, but --dataset is camvid; leave it out"),
         (["--batch-size", "0"], "batch_size is 0; expected 1 or more"),
         (["--workers", "-1"], "workers is -1; expected 0 or more"),

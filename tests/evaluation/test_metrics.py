@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score, confusion_matrix, jaccard_score, rec
 from torch import Tensor
 
 from caaseg.data.sample import IGNORE
-from caaseg.evaluation.metrics import BoundaryCounts, ConfusionMatrix, close_to_contour
+from caaseg.evaluation.metrics import BoundaryIoU, ConfusionMatrix, close_to_contour
 
 seeds = st.integers(0, 2**31)
 
@@ -111,7 +111,7 @@ def test_boundary_iou_equals_its_definition(
     predictions, labels = (  # patches of 4 x 4, so that not all is boundary
         classes.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :height, :width] for classes in (predictions, labels)
     )
-    counts = BoundaryCounts(num_classes, share=share)
+    counts = BoundaryIoU(num_classes, width=share)
     counts.update(predictions, labels)
     distance = max(1, round(share * math.hypot(height, width)))
     expected = slow_boundary_iou(predictions[0], labels[0], num_classes, distance)
@@ -123,7 +123,7 @@ def test_a_boundary_is_a_fiftieth_of_the_diagonal_wide_unless_asked() -> None:
     classes[:, :, 200:] = 1
     line = close_to_contour(classes, 10)[0, 150]
     assert line.nonzero().flatten().tolist() == [*range(10), *range(190, 210), *range(390, 400)]
-    counts = BoundaryCounts(2)
+    counts = BoundaryIoU(2)
     counts.update(classes, classes.to(torch.uint8))
     assert counts.counts[0].tolist() == [300 * 200 - 280 * 180] * 2
     assert counts.mean_iou == 1
@@ -133,21 +133,21 @@ def test_a_shifted_edge_costs_more_boundary_iou_than_iou() -> None:
     labels = torch.zeros(1, 100, 100, dtype=torch.uint8)
     labels[:, :, 50:] = 1
     predictions = labels.roll(2, dims=2)
-    matrix, boundary = ConfusionMatrix(2), BoundaryCounts(2)
+    matrix, boundary = ConfusionMatrix(2), BoundaryIoU(2)
     matrix.update(predictions, labels)
     boundary.update(predictions, labels)
     assert matrix.mean_iou > 0.9
     assert boundary.mean_iou < 0.7
 
 
-@pytest.mark.parametrize("kind", [ConfusionMatrix, BoundaryCounts])
-def test_merged_counts_are_those_of_all_images(kind: type[ConfusionMatrix] | type[BoundaryCounts]) -> None:
+@pytest.mark.parametrize("kind", [ConfusionMatrix, BoundaryIoU])
+def test_merged_counts_are_those_of_all_images(kind: type[ConfusionMatrix] | type[BoundaryIoU]) -> None:
     predictions, labels = drawn(3, (6, 20, 30), 4, 0.1)
     whole, first, second = kind(4), kind(4), kind(4)
     whole.update(predictions, labels)
     for n in range(6):
         (first if n % 2 else second).update(predictions[n : n + 1], labels[n : n + 1])
-    first.merge(second)  # type: ignore[arg-type]
+    first.counts += second.counts
     assert torch.equal(first.counts, whole.counts)
     first.reduce()  # one process: as it was
     assert torch.equal(first.counts, whole.counts)

@@ -12,7 +12,7 @@ from caaseg.analysis.views import Views
 from caaseg.models import with_output_stride
 from caaseg.models.predictor import Predictor
 from caaseg.models.resize import resize, upsample_input, upsampled_side
-from caaseg.training.losses import summed_cross_entropy
+from caaseg.training.losses import CrossEntropy
 
 SMALL: dict[str, Any] = {"backbone": "test_resnet", "channels": 8, "key_channels": 4, "gate_width": 8, "num_classes": 5}
 
@@ -65,7 +65,7 @@ def test_coarse_logits_are_at_most_of_the_images_size_and_the_loss_takes_them(si
     coarse = model.coarse(images).logits
     assert coarse.shape[2:] == size
     expected = cross_entropy(model(images).logits, labels.long(), reduction="sum")
-    torch.testing.assert_close(summed_cross_entropy(coarse, labels), expected)
+    torch.testing.assert_close(CrossEntropy()(coarse, labels), expected)
 
 
 def test_another_output_stride_enlarges_the_same() -> None:

@@ -55,7 +55,7 @@ def page_of(path: Path, classes: tuple[str, ...], size: tuple[int, int], used: i
         prediction = torch.where(torch.rand(size, generator=rng) < k / 10, label, prediction)
         image = torch.randint(0, 256, (3, *size), generator=rng, dtype=torch.uint8)
         matrix.update(prediction, label)
-        extremes.see(Batch(image[None], label[None], (f"<img {k}>&.jpg",)), prediction[None])
+        extremes.update(Batch(image[None], label[None], (f"<img {k}>&.jpg",)), prediction[None])
     palette: list[Color] = [(k % 256, 3 * k % 256, 7 * k % 256) for k in range(count)]
     write_run_page(
         path,

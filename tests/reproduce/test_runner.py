@@ -20,7 +20,7 @@ import caaseg.cli.reproduce as command
 from caaseg.cli import main
 from caaseg.reproduce import runner as grid_run
 from caaseg.reproduce.report import _cost
-from caaseg.training.conductor import Progress
+from caaseg.training.loop import Progress
 from caaseg.training.metrics_log import read_metrics
 from tests.training.small import WORDS
 

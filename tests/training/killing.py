@@ -17,9 +17,11 @@ from typing import Any
 import torch
 
 from caaseg.config import Recipe
-from caaseg.training import runs
-from caaseg.training.conductor import Conductor
+from caaseg.training.metrics_log import FILE
+from caaseg.training.run import train
 from tests.training.small import small_recipe
+
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # whether a child has ended, which is then still to be waited for
 
 
 def recipe(workers: int) -> Recipe:
@@ -30,34 +32,33 @@ def recipe(workers: int) -> Recipe:
 
 
 def started(folder: Path, workers: int, checkpoints: int | None = None) -> int:
-    """Fork a run and wait until it begins; with a number of checkpoints it dies while it writes the one after them."""
-    begun, begins = os.pipe()
+    """Fork a run and wait until its loop starts, which rewrites the metrics log.
+
+    With a number of checkpoints, it dies while it writes the checkpoint after them.
+    """
+    before = identity(folder / FILE)
     child = os.fork()
     if child:
-        os.close(begins)
-        os.read(begun, 1)
-        os.close(begun)
+        while identity(folder / FILE) == before and os.waitid(os.P_PID, child, ENDED) is None:
+            time.sleep(0.001)
         return child
     try:
         torch.set_num_threads(1)
-        tell_of(begins)
         if checkpoints is not None:
             torch.save = dying(torch.save, checkpoints)
-        runs.train(recipe(workers), folder, resume="auto", device="cpu")
+        train(recipe(workers), folder, resume="auto", device="cpu")
         os._exit(0)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(1)
 
 
-def tell_of(pipe: int) -> None:
-    on_train_start = Conductor.on_train_start
-
-    def told(*arguments: Any) -> None:
-        on_train_start(*arguments)
-        os.write(pipe, b"!")
-
-    Conductor.on_train_start = told  # type: ignore[method-assign,assignment]
+def identity(path: Path) -> tuple[int, int] | None:
+    """Return what changes when a file is replaced."""
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
 
 
 def dying(save: Any, checkpoints: int) -> Any:

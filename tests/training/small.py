@@ -1,4 +1,9 @@
-"""A recipe so small that a step takes some milliseconds."""
+"""A recipe whose steps take milliseconds, and a small directory of images and masks."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
 
 from caaseg.config import Recipe
 from caaseg.recipes import load_recipe
@@ -14,3 +19,15 @@ WORDS = (
 
 def small_recipe(*overrides: str) -> Recipe:
     return load_recipe("scenes/caa_resnet18", [*WORDS, *overrides])
+
+
+def images_and_masks(root: Path, number: int = 6) -> None:
+    rng = np.random.default_rng(0)
+    for folder in ("images", "masks"):
+        (root / folder).mkdir(parents=True)
+    for k in range(number):
+        mask = np.zeros((48 + k, 64), np.uint8)
+        mask[10:30, 5 * k : 5 * k + 25] = 1
+        image = np.where(mask[..., None] == 1, (200, 40, 40), (40, 40, 200)) + rng.integers(-20, 20, (*mask.shape, 3))
+        Image.fromarray(image.astype(np.uint8)).save(root / "images" / f"{k}.jpg")
+        Image.fromarray(mask).save(root / "masks" / f"{k}.png")

@@ -13,7 +13,7 @@ from caaseg.training.checkpoints import newest_good_checkpoint, read_checkpoint,
 
 def state(step: int) -> dict[str, Any]:
     weights = {"weight": torch.arange(1000.0) + step}
-    return {"step": step, "model": weights, "average": None, "optimizer": {"state": {}}, "scaler": {}, "best": {}}
+    return {"step": step, "model": weights, "ema": None, "optimizer": {"state": {}}, "scaler": {}, "best": {}}
 
 
 def test_the_last_two_are_kept(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_damaged_one_is_passed_over_with_a_message(
     assert good is not None
     assert good["step"] == 4
     assert "step-00000008.pt: " in caplog.text
-    assert "the one before is tried" in caplog.text
-    with pytest.raises(ValueError, match=r"step-00000008\.pt: (not a whole checkpoint|refused)"):
+    assert "falling back to the previous checkpoint" in caplog.text
+    with pytest.raises(ValueError, match=r"step-00000008\.pt: (not a complete checkpoint|refused)"):
         read_checkpoint(path)
 
 

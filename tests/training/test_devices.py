@@ -11,7 +11,7 @@ from torch import nn
 
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.runs import train
+from caaseg.training.run import train
 from tests.training.frozen import always_evaluate, partly_ignored
 from tests.training.small import WORDS, small_recipe
 
@@ -27,7 +27,7 @@ def trained(folder: Path, launcher: list[str], *words: str) -> dict[str, torch.T
     )
     assert result.returncode == 0, result.stderr
     if "--devices" in words:
-        assert "synchronized batch normalization is not available on CPU" in result.stderr
+        assert "synchronized batch norm is not available on CPU" in result.stderr
     return load_file(folder / "model" / "model.safetensors")
 
 

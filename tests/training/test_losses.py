@@ -11,7 +11,7 @@ from torch import Tensor
 from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
 from caaseg.models import Prediction
-from caaseg.training.losses import learned_pixels, log_class_weights, part_of_loss, summed_cross_entropy
+from caaseg.training.losses import CrossEntropy, log_class_weights, segmentation_loss
 
 sizes = st.integers(min_value=1, max_value=5)
 
@@ -56,8 +56,9 @@ def test_cross_entropy_equals_its_definition(
     logits, labels = drawn(seed, n, k, h, w)
     weights = torch.linspace(0.5, 2, k) if weighted else None
     total, pixels = written_out(logits, labels, weights, ohem)
-    assert int(learned_pixels(labels, ohem).sum()) == pixels
-    assert float(summed_cross_entropy(logits, labels, weights=weights, ohem=ohem)) == pytest.approx(total, abs=1e-4)
+    loss = CrossEntropy(weights, ohem=ohem)
+    assert int(loss.count(labels)) == pixels
+    assert float(loss(logits, labels)) == pytest.approx(total, abs=1e-4)
 
 
 @pytest.mark.parametrize("ohem", [None, 0.25])
@@ -65,15 +66,15 @@ def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> 
     logits, labels = drawn(0, 6, 4, 7, 5)
     labels[2] = IGNORE  # a crop without a labelled pixel
     labels[3, 1:] = IGNORE
-    recipe = LossRecipe(ohem=ohem)
-    pixels = learned_pixels(labels, ohem).sum()
+    loss = CrossEntropy(ohem=ohem)
+    count = loss.count(labels)
     gradients = []
     values = []
     for parts in (1, 2, 6):
         leaf = logits.clone().requires_grad_()
         value = 0.0
         for some, of in zip(leaf.chunk(parts), labels.chunk(parts), strict=True):
-            part = part_of_loss(Prediction(some, None, {}), of, pixels, recipe, None)
+            part = segmentation_loss(loss, Prediction(some, None, {}), of, count, LossRecipe())
             part.backward()  # type: ignore[no-untyped-call]
             value += part.item()
         assert leaf.grad is not None
@@ -89,7 +90,8 @@ def test_a_step_without_a_labelled_pixel_is_zero_and_has_zero_gradient() -> None
     logits = torch.randn(2, 3, 4, 4, requires_grad=True)
     labels = torch.full((2, 4, 4), IGNORE, dtype=torch.uint8)
     for ohem in (None, 0.5):
-        loss = part_of_loss(Prediction(logits, None, {}), labels, torch.tensor(0), LossRecipe(ohem=ohem), None)
+        cross_entropy, prediction = CrossEntropy(ohem=ohem), Prediction(logits, None, {})
+        loss = segmentation_loss(cross_entropy, prediction, labels, cross_entropy.count(labels), LossRecipe())
         loss.backward()  # type: ignore[no-untyped-call]
         assert loss.item() == 0
     assert logits.grad is not None
@@ -99,13 +101,14 @@ def test_a_step_without_a_labelled_pixel_is_zero_and_has_zero_gradient() -> None
 def test_aux_and_branches_are_weighted() -> None:
     logits, labels = drawn(1, 2, 3, 4, 4)
     prediction = Prediction(logits, 2 * logits, {"spatial": 3 * logits, "channel": -logits})
-    pixels = learned_pixels(labels, None).sum()
+    loss = CrossEntropy()
+    count = loss.count(labels)
 
     def mean(values: Tensor) -> float:
-        return float(summed_cross_entropy(values, labels) / pixels)
+        return float(loss(values, labels) / count)
 
     expected = mean(logits) + 0.4 * mean(2 * logits) + 0.7 * (mean(3 * logits) + mean(-logits))
-    found = part_of_loss(prediction, labels, pixels, LossRecipe(aux_weight=0.4, branch_weight=0.7), None)
+    found = segmentation_loss(loss, prediction, labels, count, LossRecipe(aux_weight=0.4, branch_weight=0.7))
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 

@@ -3,21 +3,21 @@
 import json
 from pathlib import Path
 
-from caaseg.training.metrics_log import FILE, Journal, read_metrics
+from caaseg.training.metrics_log import FILE, MetricsLog, read_metrics
 
 
 def test_what_lies_beyond_the_step_is_written_again(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, 0)
+    log = MetricsLog(tmp_path, 0)
     for step in (10, 20, 30):
-        journal.write(step, {"loss": step / 10})
-    journal.close()
+        log.write(step, {"loss": step / 10})
+    log.close()
     with (tmp_path / FILE).open("a") as file:
         file.write('{"step": 40, "lo')  # what a kill leaves
 
-    journal = Journal(tmp_path, 20)
-    journal.write(30, {"loss": 3.5, "iou": {"road": 0.5, "sky": float("nan")}})
-    journal.sync()
-    journal.close()
+    log = MetricsLog(tmp_path, 20)
+    log.write(30, {"loss": 3.5, "iou": {"road": 0.5, "sky": float("nan")}})
+    log.sync()
+    log.close()
     assert read_metrics(tmp_path / FILE) == [
         {"step": 10, "loss": 1.0},
         {"step": 20, "loss": 2.0},

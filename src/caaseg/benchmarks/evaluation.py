@@ -68,7 +68,7 @@ def compare(
     warm = _First(dataset, min(batch_size, number))
     evaluate(predictor, warm, batch_size=batch_size)
     _plain(model, _First(dataset, 1), scales, precision)
-    ours = evaluate(predictor, _First(dataset, number), batch_size=batch_size, workers=workers, seen=keep)
+    ours = evaluate(predictor, _First(dataset, number), batch_size=batch_size, workers=workers, on_batch=keep)
     started = time.perf_counter()
     matrix, predictions = _plain(model, _First(dataset, number), scales, precision)
     plain_s = time.perf_counter() - started

@@ -63,7 +63,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.data.catalogue import open_dataset
     from caaseg.data.datasets.cityscapes import save_submission
     from caaseg.evaluation.best_worst import BestWorstImages
-    from caaseg.evaluation.evaluate import check_classes, evaluate, processes
+    from caaseg.evaluation.evaluate import check_classes, evaluate, join_processes
     from caaseg.models import load_model, with_output_stride
     from caaseg.models.cuda_graphs import CapturedModel
     from caaseg.models.folding import compile_for_inference, fold_batch_norm
@@ -85,7 +85,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         network = with_output_stride(network, output_stride)
     console = console_for(json)
     done, extremes = 0, BestWorstImages(len(data.classes))
-    with processes(device_of(device)) as (place, rank, ranks), progress_bars(console) as report:
+    with join_processes(device_of(device)) as (place, rank, ranks), progress_bars(console) as report:
         if page is not None and ranks > 1:
             raise ValueError(f"--page looks at every image, but {ranks} processes share them; start one process")
 
@@ -95,7 +95,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
             if rank == 0:
                 report("images", done, -(-len(data) // ranks))
             if page is not None:
-                extremes.see(batch, predictions)
+                extremes.update(batch, predictions)
             if submission is not None:
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)
@@ -106,7 +106,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         predictor = Predictor(
             CapturedModel(served), scales=factors, flip=flip, window=area, average=average, precision=precision
         )
-        evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, seen=seen)
+        evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, on_batch=seen)
     if rank > 0:  # the first process speaks for all
         return 0
     on, how = reports.protocol(dataset, split, evaluation), reports.manner(predictor, network.config.output_stride)

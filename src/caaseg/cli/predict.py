@@ -58,7 +58,7 @@ def predict_pictures_with(
 
     from caaseg.benchmarks.timing import provenance
     from caaseg.data.inputs import find_pictures
-    from caaseg.evaluation.evaluate import processes
+    from caaseg.evaluation.evaluate import join_processes
     from caaseg.predictions import FOLDERS, Manner, Task, gathered, open_subject, predict_pictures, summary
 
     check_folder(out, "--out")
@@ -75,7 +75,7 @@ def predict_pictures_with(
     found = find_pictures(inputs, apart_from=[out / folder for folder in FOLDERS])
     console = console_for(json)
     patience = timedelta(days=30)  # a process that is done waits for one that got the larger pictures
-    with processes(device_of(device), patience=patience) as (place, rank, ranks), progress_bars(console) as report:
+    with join_processes(device_of(device), timeout=patience) as (place, rank, ranks), progress_bars(console) as report:
         task = Task(
             subject=open_subject(
                 model, output_stride=output_stride, precision=precision, compiled=compiled, device=place

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from caaseg.training.conductor import Progress
+    from caaseg.training.loop import Progress
 
 COMMAND_LINE: list[str] = []
 """The words of the command that runs, for the records of what was measured how."""

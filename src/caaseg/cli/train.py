@@ -47,7 +47,7 @@ def train_by_recipe(
     folder = out or default_folder(recipe)
 
     from caaseg.api import REPORT, train
-    from caaseg.training import runs
+    from caaseg.training.setup import is_first_rank
 
     console = console_for(None)
     with training_bars(console) as show:
@@ -60,7 +60,7 @@ def train_by_recipe(
             devices=devices,
             progress=partial(show, "training"),
         )
-    if not runs.is_first_rank():
+    if not is_first_rank():
         console.quiet = True  # of several processes one speaks
     if not result.finished:
         console.print(f"stopped after step {result.step}; go on with --resume auto --out {folder}", highlight=False)

@@ -1,1 +1,1 @@
-"""Scoring, counting and measuring."""
+"""Evaluation: metrics, the scoring loop, best and worst images."""

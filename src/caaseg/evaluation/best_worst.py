@@ -1,61 +1,73 @@
-"""The images a model does best and worst on, kept while an evaluation passes by: a few, however many there are."""
+"""The best and worst images of an evaluation, collected while it runs."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch import Tensor, uint8
 
 from caaseg.data.sample import Batch
 from caaseg.evaluation.metrics import ConfusionMatrix
 
 
-class Scored(NamedTuple):
-    """An image with what was made of it."""
+class ScoredImage(NamedTuple):
+    """An image with its label, prediction and score."""
 
     name: str
-    mean_iou: float  # over the classes that its own labels or predictions have
+    mean_iou: float  # over the classes in its own label or prediction
     image: Tensor  # (3, H, W) uint8
     label: Tensor  # (H, W) uint8
     prediction: Tensor  # (H, W) uint8
 
 
 class BestWorstImages:
-    """Best and worst of all images seen. An image without a labelled pixel has no score and is passed over."""
+    """Keeps the images with the highest and the lowest mean IoU. Images without a labeled pixel are skipped.
+
+    Args:
+        num_classes: number of classes.
+        number: number of best and of worst images to keep.
+    """
 
     def __init__(self, num_classes: int, number: int = 3) -> None:
-        """Nothing is kept yet.
-
-        Args:
-            num_classes: number of classes.
-            number: how many of the best, and of the worst, to keep.
-        """
         self.num_classes = num_classes
         self.number = number
-        self.images = 0
-        """How many were seen that have a score."""
-        self._falling: list[Scored] = []
-        self._rising: list[Scored] = []
+        self.images = 0  # number of images with a score
+        self._highest: list[ScoredImage] = []
+        self._lowest: list[ScoredImage] = []
 
-    def see(self, batch: Batch, predictions: Tensor) -> None:
-        """Take a batch with its predicted class ids, (N, H, W), as `evaluate` hands them out."""
+    def update(self, batch: Batch, predictions: Tensor) -> None:
+        """Add a batch with its predicted class ids, (N, H, W). Pass it to `evaluate` as `on_batch`."""
         for image, label, name, prediction in zip(batch.images, batch.labels, batch.names, predictions, strict=True):
-            found = prediction.to("cpu", uint8)
+            labels = prediction.to("cpu", uint8)
             matrix = ConfusionMatrix(self.num_classes)
-            matrix.update(found, label)
-            score = matrix.mean_iou
-            if math.isnan(score):
-                continue
-            self.images += 1
-            scored = Scored(name, score, image, label, found)
-            self._falling = sorted([*self._falling, scored], key=lambda one: (-one.mean_iou, one.name))[: self.number]
-            self._rising = sorted([*self._rising, scored], key=lambda one: (one.mean_iou, one.name))[: self.number]
+            matrix.update(labels, label)
+            if not math.isnan(matrix.mean_iou):
+                self.images += 1
+                self._keep([ScoredImage(name, matrix.mean_iou, image, label, labels)])
+
+    def gather(self) -> None:
+        """Merge the images of all processes, in each of them."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return
+        others: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(others, (self.images, self._highest, self._lowest))
+        self.images, self._highest, self._lowest = 0, [], []
+        for images, highest, lowest in others:
+            self.images += images
+            self._keep([*highest, *lowest])
+
+    def _keep(self, images: list[ScoredImage]) -> None:
+        highest = {one.name: one for one in (*self._highest, *images)}.values()
+        lowest = {one.name: one for one in (*self._lowest, *images)}.values()
+        self._highest = sorted(highest, key=lambda one: (-one.mean_iou, one.name))[: self.number]
+        self._lowest = sorted(lowest, key=lambda one: (one.mean_iou, one.name))[: self.number]
 
     @property
-    def best(self) -> list[Scored]:
-        """The best first. Of few images the better half, so that none is best and worst."""
-        return self._falling[: (self.images + 1) // 2]
+    def best(self) -> list[ScoredImage]:
+        """The best images, best first. With few images the better half, so that no image is both."""
+        return self._highest[: (self.images + 1) // 2]
 
     @property
-    def worst(self) -> list[Scored]:
-        """The worst first."""
-        return self._rising[: self.images // 2]
+    def worst(self) -> list[ScoredImage]:
+        """The worst images, worst first."""
+        return self._lowest[: self.images // 2]

@@ -1,10 +1,10 @@
-"""A model scored on a dataset as the field does it: one confusion matrix over all labelled pixels."""
+"""The scoring loop: one confusion matrix over all labeled pixels of a dataset."""
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -14,33 +14,44 @@ from torch import Tensor, nn
 
 from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import Batch, SegmentationDataset
-from caaseg.evaluation.metrics import BoundaryCounts, ConfusionMatrix
+from caaseg.evaluation.metrics import BoundaryIoU, ConfusionMatrix, Metric, MetricFactory
 from caaseg.models.predictor import Predictor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluation:
-    """What came out. Scores are from 0 to 1, exact; NaN where a class, or a whole split, has nothing to be scored by.
+    """Scores of a model on a dataset, from 0 to 1, not rounded.
 
-    A class that neither labels nor predictions have has no IoU, one without labels no accuracy; means leave them out.
+    A class in neither labels nor predictions has no IoU and a class without labels has no accuracy: these are NaN, and
+    means skip them.
     """
 
     classes: tuple[str, ...]
     confusion: Tensor
-    """Labelled pixels by true and predicted class, (K, K)."""
+    """Labeled pixels by true and predicted class, (K, K)."""
     mean_iou: float
     pixel_accuracy: float
     mean_accuracy: float
     iou: tuple[float, ...]
-    """Of each class."""
+    """IoU per class."""
     accuracy: tuple[float, ...]
-    """Of each class: the share of its pixels that were found."""
+    """Share of each class's pixels that are predicted correctly."""
     mean_boundary_iou: float | None
     boundary_iou: tuple[float, ...] | None
-    """Of each class; None unless asked for."""
+    """Boundary IoU per class; None if not requested."""
     images: int
-    """How many were scored, each once, in all processes together."""
+    """Number of images, each scored once, over all processes."""
     seconds: float
+    further: dict[str, float] = field(default_factory=dict)
+    """Scores of further metrics, by name."""
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """All scores over the whole dataset, by name."""
+        named = {name: getattr(self, name) for name in ("mean_iou", "pixel_accuracy", "mean_accuracy")}
+        if self.mean_boundary_iou is not None:
+            named["mean_boundary_iou"] = self.mean_boundary_iou
+        return {**named, **self.further}
 
 
 def evaluate(
@@ -48,58 +59,59 @@ def evaluate(
     dataset: SegmentationDataset,
     *,
     boundary: bool = False,
+    metrics: Sequence[MetricFactory] = (),
     batch_size: int = 1,
     workers: int = 0,
-    seen: Callable[[Batch, Tensor], None] | None = None,
+    on_batch: Callable[[Batch, Tensor], None] | None = None,
 ) -> Evaluation:
     """Score a model on every image of a dataset.
 
-    Images come and go one by one; counts of pixels are all that is kept. Where torch.distributed is running, each
-    process takes its share of the images and all return the whole result.
+    Images are read, scored and released one batch at a time. If torch.distributed is initialized, each process scores
+    its share of the images and all return the whole result.
 
     Args:
-        model: scored on whole images at their own scale; a Predictor says otherwise.
-        dataset: what to score it on.
-        boundary: boundary IoU too.
-        batch_size: images read at once; above 1 they must be of one size.
-        workers: processes that read beside this one, while the model computes; 0 reads in this one.
-        seen: told of each batch of this process with its predicted class ids, (N, H, W).
+        model: a model, scored on whole images at their own size, or a Predictor with other settings.
+        dataset: the images and labels.
+        boundary: also compute boundary IoU.
+        metrics: further metrics, each a class or function called with the number of classes and the device.
+        batch_size: images per batch; above 1 all images must have the same size.
+        workers: number of processes that read images; 0 reads in this process.
+        on_batch: called with each batch of this process and its predicted class ids, (N, H, W).
     """
     predictor = model if isinstance(model, Predictor) else Predictor(model)
     if len(dataset) == 0:
-        raise ValueError("the dataset has no images to score; check its folder and its split")
-    several = dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
+        raise ValueError("the dataset has no images to score; check its directory and its split")
+    distributed = dist.is_available() and dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     loader = EvaluationLoader(dataset, batch_size=batch_size, workers=workers, rank=rank, ranks=ranks)
-    num_classes = len(dataset.classes)
-    matrix = ConfusionMatrix(num_classes, predictor.device)
-    boundaries = BoundaryCounts(num_classes, predictor.device) if boundary else None
-    started = time.perf_counter()
+    num_classes, device = len(dataset.classes), predictor.device
+    matrix = ConfusionMatrix(num_classes, device)
+    boundaries = BoundaryIoU(num_classes, device) if boundary else None
+    others = [factory(num_classes, device) for factory in metrics]
+    all_metrics: list[Metric] = [matrix, *([] if boundaries is None else [boundaries]), *others]
+    start = time.perf_counter()
     for batch in loader:
         scores = _scores(predictor, batch)  # (N, K, H, W)
         check_classes(scores.shape[1], dataset)
         predictions = scores.argmax(1)  # (N, H, W)
-        labels = batch.labels.to(predictor.device, non_blocking=True)
-        matrix.update(predictions, labels)
-        if boundaries is not None:
-            boundaries.update(predictions, labels)
-        if seen is not None:
-            seen(batch, predictions)
-    matrix.reduce()
-    if boundaries is not None:
-        boundaries.reduce()
+        labels = batch.labels.to(device, non_blocking=True)
+        for metric in all_metrics:
+            metric.update(predictions, labels)
+        if on_batch is not None:
+            on_batch(batch, predictions)
+    for metric in all_metrics:
+        metric.reduce()
     return Evaluation(
         classes=tuple(dataset.classes),
         confusion=matrix.counts.cpu(),
-        mean_iou=matrix.mean_iou,
-        pixel_accuracy=matrix.pixel_accuracy,
-        mean_accuracy=matrix.mean_accuracy,
         iou=tuple(matrix.iou.tolist()),
         accuracy=tuple(matrix.accuracy.tolist()),
         mean_boundary_iou=None if boundaries is None else boundaries.mean_iou,
         boundary_iou=None if boundaries is None else tuple(boundaries.iou.tolist()),
         images=len(dataset),
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start,
+        further={name: score for metric in others for name, score in metric.compute().items()},
+        **matrix.compute(),
     )
 
 
@@ -109,23 +121,23 @@ def _scores(predictor: Predictor, batch: Batch) -> Tensor:
     except torch.OutOfMemoryError as error:
         height, width = batch.images.shape[2:]
         raise ValueError(
-            f"{batch.names[0]}: {len(batch.names)} x {height} x {width} at scale {max(predictor.scales):g} is more "
-            f"than the memory of {predictor.device} holds; take smaller windows, fewer images at once, or bf16"
+            f"{batch.names[0]}: {len(batch.names)} x {height} x {width} at scale {max(predictor.scales):g} does not "
+            f"fit in the memory of {predictor.device}; use smaller windows, a smaller batch size, or bf16"
         ) from error
 
 
 def check_classes(num_classes: int, dataset: SegmentationDataset) -> None:
-    """Refuse a model of another number of classes than the data's."""
+    """Raise ValueError if a model has another number of classes than a dataset."""
     if num_classes != len(dataset.classes):
         names = ", ".join([*dataset.classes[:3], *(["..."] if len(dataset.classes) > 3 else [])])
         raise ValueError(
-            f"the model tells {num_classes} classes apart, but the data have {len(dataset.classes)} ({names}); "
-            "evaluate it on the dataset it was trained on, or train one on this dataset"
+            f"the model has {num_classes} classes, but the dataset has {len(dataset.classes)} ({names}); "
+            "evaluate it on the dataset it was trained on, or train a model on this dataset"
         )
 
 
-class Place(NamedTuple):
-    """Where a process stands among those that evaluate together."""
+class Process(NamedTuple):
+    """Device and rank of this process among the processes that work together."""
 
     device: torch.device
     rank: int
@@ -133,22 +145,22 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def processes(device: torch.device, *, patience: timedelta | None = None) -> Iterator[Place]:
-    """Join the processes that torchrun started, if it did, each on a GPU of its own where `device` is one.
+def join_processes(device: torch.device, *, timeout: timedelta | None = None) -> Iterator[Process]:
+    """Join the processes started by torchrun, if any, each on its own GPU if `device` is a GPU.
 
     Args:
-        device: what kind to use.
-        patience: how long one waits for another that has more to do; None takes torch's minutes.
+        device: the kind of device to use.
+        timeout: how long a process waits for the others; None is torch's default.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks == 1:
-        yield Place(device, 0, 1)
+        yield Process(device, 0, 1)
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=patience)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     try:
-        yield Place(device, dist.get_rank(), ranks)
+        yield Process(device, dist.get_rank(), ranks)
     finally:
         dist.destroy_process_group()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caaseg.data.sample import IGNORE, Color
-from caaseg.evaluation.best_worst import BestWorstImages, Scored
+from caaseg.evaluation.best_worst import BestWorstImages, ScoredImage
 from caaseg.evaluation.evaluate import Evaluation
 from caaseg.reports.page import (
     Picture,
@@ -108,7 +108,7 @@ def heat_map(shares: NDArray[np.float64]) -> str:
     return data_address(written.getvalue(), "image/png")
 
 
-def _case(scored: Scored, palette: Sequence[Color]) -> dict[str, Any]:
+def _case(scored: ScoredImage, palette: Sequence[Color]) -> dict[str, Any]:
     wrong = (scored.prediction != scored.label) & (scored.label != IGNORE)
     pictures: list[Picture] = [
         picture_of_image(scored.image),

@@ -33,10 +33,10 @@ from caaseg.models.predictor import Precision, Predictor
 from caaseg.recipes import differences, plain_recipe, read_recipe
 from caaseg.reproduce.grid import Cell, Grid, Manner
 from caaseg.training import checkpoints
-from caaseg.training.conductor import Progress
+from caaseg.training.loop import Progress
 from caaseg.training.metrics_log import FILE as JOURNAL
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.runs import MAY_CHANGE, train
+from caaseg.training.run import MAY_CHANGE, train
 from caaseg.training.setup import open_split
 
 MARGIN = 1.1  # of the time that a cell is thought to take
@@ -240,7 +240,7 @@ def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Pro
     if not result.finished:
         raise StopSignalError(result.stopped_by or signal.SIGTERM)
     if not (folder / REPORT).exists():
-        write_report(recipe, folder, device)
+        write_report(recipe, result, None, str(device))
     lines = read_metrics(folder / JOURNAL)
     speeds = [line["images_per_second"] for line in lines if "loss" in line][1:]  # the first has the warming up in it
     return {

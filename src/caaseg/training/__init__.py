@@ -1,1 +1,1 @@
-"""Training: the loss, the schedule, the journey of a batch, and runs that can be killed and resumed."""
+"""Training: the loop, losses, optimizers, EMA weights, checkpoints, and runs that can be killed and resumed."""

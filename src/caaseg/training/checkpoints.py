@@ -1,4 +1,4 @@
-"""Checkpoints: written whole or not at all, read without running code, damaged ones passed over."""
+"""Checkpoints: written atomically, read without running code, damaged files skipped."""
 
 import logging
 import pickle
@@ -14,59 +14,59 @@ from caaseg.files import atomic_write
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "checkpoints"
-KEPT = 2
-NEEDED = {"step", "model", "average", "optimizer", "scaler", "best"}
+DIRECTORY = "checkpoints"
+MAX_CHECKPOINTS = 2
+KEYS = {"step", "model", "ema", "optimizer", "scaler", "best"}
 
 
 def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
-    """Write what decides how a run goes on; the last KEPT checkpoints stay."""
-    path = run / FOLDER / f"step-{state['step']:08d}.pt"
-    for half in path.parent.glob(".step-*.part.pt"):  # what a kill left
-        half.unlink()
-    with atomic_write(path) as aside:
-        torch.save(state, aside)
-    for old in _newest_first(run)[KEPT:]:
+    """Write the state of a run and delete all but the newest MAX_CHECKPOINTS checkpoints."""
+    path = run / DIRECTORY / f"step-{state['step']:08d}.pt"
+    for temporary in path.parent.glob(".step-*.part.pt"):  # left by a kill
+        temporary.unlink()
+    with atomic_write(path) as temporary:
+        torch.save(state, temporary)
+    for old in _newest_first(run)[MAX_CHECKPOINTS:]:
         old.unlink()
     return path
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint, on the CPU; whatever is wrong with the file is one ValueError."""
+    """Return the state in a checkpoint, on the CPU. Raises ValueError if the file cannot be used."""
     if not path.is_file():
-        raise ValueError(f"{path}: no such checkpoint; expected a file such as RUN/{FOLDER}/step-00000500.pt")
+        raise ValueError(f"{path}: no such checkpoint; expected a file such as RUN/{DIRECTORY}/step-00000500.pt")
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch does not look at checksums
+            damaged = archive.testzip()  # torch.load does not check checksums
         if damaged is not None:
             raise ValueError(f"checksum of {damaged} is wrong")
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # on pickles it is about to refuse
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # about pickles that it then refuses
             state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not state.keys() >= NEEDED:
-            raise ValueError(f"expected {', '.join(sorted(NEEDED))}")
+        if not isinstance(state, dict) or not state.keys() >= KEYS:
+            raise ValueError(f"expected {', '.join(sorted(KEYS))}")
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: refused, because it holds more than tensors and plain values") from error
+        raise ValueError(f"{path}: refused, because it contains more than tensors and plain values") from error
     except (ValueError, RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a whole checkpoint ({reason})") from error
+        raise ValueError(f"{path}: not a complete checkpoint ({reason})") from error
     return state
 
 
 def newest_good_checkpoint(run: Path) -> dict[str, Any] | None:
-    """The state of the newest checkpoint that can be read; None where there is none."""
+    """Return the state of the newest readable checkpoint, or None if there is none."""
     for path in _newest_first(run):
         try:
             return read_checkpoint(path)
         except ValueError as error:
-            logger.warning("%s; the one before is tried", error)
+            logger.warning("%s; falling back to the previous checkpoint", error)
     return None
 
 
 def newest_step(run: Path) -> int:
-    """The step of the newest checkpoint, read or not; 0 where there is none."""
+    """Return the step of the newest checkpoint, readable or not; 0 if there is none."""
     return max((int(path.stem.removeprefix("step-")) for path in _newest_first(run)), default=0)
 
 
 def _newest_first(run: Path) -> list[Path]:
-    found = [path for path in (run / FOLDER).glob("step-*.pt") if re.fullmatch(r"step-\d+\.pt", path.name)]
+    found = [path for path in (run / DIRECTORY).glob("step-*.pt") if re.fullmatch(r"step-\d+\.pt", path.name)]
     return sorted(found, key=lambda path: int(path.stem.removeprefix("step-")), reverse=True)

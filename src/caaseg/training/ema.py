@@ -1,17 +1,18 @@
-"""A running mean of a model's weights, which scores better than the weights themselves while these still jump."""
+"""Exponential moving average (EMA) of a model's weights."""
 
 from copy import deepcopy
 
 import torch
-from torch import Tensor
 
 from caaseg.models import Segmenter
 
 
-class MovingAverage:
-    """Keeps a model whose floating-point state follows another's: state = decay * state + (1 - decay) * the other's.
+class EMA:
+    """A copy of a model whose weights and buffers follow another model: ema = decay * ema + (1 - decay) * model.
 
-    In the first steps the decay is smaller, so that the random start is soon forgotten. Counters are copied.
+    The decay is smaller in the first steps, so that the random initialization is soon forgotten. Integer buffers are
+    copied. `torch.optim.swa_utils.AveragedModel` does the same but copies a counter to the GPU in each update, which
+    waits for all work on the GPU.
     """
 
     def __init__(self, model: Segmenter, decay: float) -> None:
@@ -20,14 +21,10 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: Segmenter, step: int) -> None:
-        """Take in the weights after a step, counted from 0."""
+        """Average in the weights after a step, counted from 0."""
         decay = min(self.decay, (1 + step) / (10 + step))
-        ours, theirs = _tensors(self.model), _tensors(model)
-        floating = [name for name, tensor in ours.items() if tensor.is_floating_point()]
-        torch._foreach_lerp_([ours[name] for name in floating], [theirs[name] for name in floating], 1 - decay)
-        for name in ours.keys() - set(floating):
-            ours[name].copy_(theirs[name])
-
-
-def _tensors(model: Segmenter) -> dict[str, Tensor]:
-    return dict(model.state_dict())
+        averaged, current = self.model.state_dict(), model.state_dict()
+        floating = [name for name, tensor in averaged.items() if tensor.is_floating_point()]
+        torch._foreach_lerp_([averaged[name] for name in floating], [current[name] for name in floating], 1 - decay)
+        for name in averaged.keys() - set(floating):
+            averaged[name].copy_(current[name])

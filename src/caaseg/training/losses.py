@@ -1,9 +1,11 @@
-"""What is made small: cross entropy over the labelled pixels of a whole step.
+"""Training losses.
 
-A step may be computed in parts, one after the other and on several devices. Each part gives a sum; what it is divided
-by is known from the labels of the whole step before anything is computed. So parts add up to what one part would give,
-and a crop without a labelled pixel adds zero.
+A step may be computed in parts: several accumulation steps, on several devices. Each part computes a sum. The sum is
+divided by a count that is known from the labels of the whole step before anything is computed. So the parts add up to
+the loss of the whole batch, and a crop without labeled pixels adds zero.
 """
+
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,67 +18,84 @@ from caaseg.models import Prediction
 from caaseg.models.resize import resize
 
 
-def learned_pixels(labels: Tensor, ohem: float | None) -> Tensor:
-    """(N,) how many pixels of each crop are learned from: the labelled ones, or the share of them that OHEM keeps."""
-    labelled = (labels != IGNORE).flatten(1).sum(1)
-    return labelled if ohem is None else (labelled.double() * ohem).ceil().long()
+class Loss(Protocol):
+    """A loss for the training loop: a sum over part of a batch, and the count to divide by.
 
-
-def summed_cross_entropy(
-    logits: Tensor, labels: Tensor, *, weights: Tensor | None = None, ohem: float | None = None
-) -> Tensor:
-    """Cross entropy of the pixels that are learned from, summed.
-
-    Args:
-        logits: (N, K, h, w), of the labels' size or coarser; resized to it as a prediction is.
-        labels: (N, H, W), class ids or IGNORE.
-        weights: (K,) a factor for each class.
-        ohem: learn from this share of the labelled pixels of each crop alone, those of the largest loss. Taken crop
-            by crop, the choice does not depend on what else is computed beside it.
+    Cross entropy sums over pixels and counts pixels. A loss per image, such as Dice, sums over images and counts
+    images.
     """
-    if ohem is None and applies(logits):
-        return upsampled_cross_entropy(logits, labels, weights)
-    if logits.shape[2:] != labels.shape[1:]:
-        logits = resize(logits, labels.shape[1:])
-    rows = logits.float().movedim(1, -1).flatten(0, -2)  # (N*H*W, K): over rows the GPU's sums are deterministic
-    losses = F.cross_entropy(rows, labels.flatten().long(), weight=weights, ignore_index=IGNORE, reduction="none")
-    losses = losses.view(len(labels), -1)  # (N, H*W), 0 where ignored
-    if ohem is None:
-        return losses.sum()
-    hardest = losses.sort(dim=1, descending=True, stable=True).values
-    places = torch.arange(hardest.shape[1], device=hardest.device)
-    return hardest.where(places < learned_pixels(labels, ohem)[:, None], 0).sum()
+
+    def count(self, labels: Tensor) -> Tensor:
+        """Return what labels (N, H, W) contribute to the divisor, a scalar tensor."""
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the summed loss of logits (N, K, h, w), of the labels' size or coarser, and labels (N, H, W)."""
 
 
-def part_of_loss(
-    prediction: Prediction, labels: Tensor, pixels: Tensor, recipe: LossRecipe, weights: Tensor | None
-) -> Tensor:
-    """What one part adds to the loss of its step.
+class CrossEntropy:
+    """Cross entropy over the labeled pixels.
 
     Args:
+        class_weights: factor per class, (K,).
+        ohem: online hard example mining: use only this share of the labeled pixels of each crop, those with the largest
+            loss. Chosen per crop, they do not depend on the other crops of the batch.
+    """
+
+    def __init__(self, class_weights: Tensor | None = None, *, ohem: float | None = None) -> None:
+        self.class_weights = class_weights
+        self.ohem = ohem
+
+    def count(self, labels: Tensor) -> Tensor:
+        return self._pixels(labels).sum()
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self.ohem is None and applies(logits):
+            return upsampled_cross_entropy(logits, labels, self.class_weights)
+        if logits.shape[2:] != labels.shape[1:]:
+            logits = resize(logits, labels.shape[1:])
+        rows = logits.float().movedim(1, -1).flatten(0, -2)  # (N*H*W, K): in this layout the GPU sums deterministically
+        targets = labels.flatten().long()
+        losses = F.cross_entropy(rows, targets, weight=self.class_weights, ignore_index=IGNORE, reduction="none")
+        losses = losses.view(len(labels), -1)  # (N, H*W), 0 where ignored
+        if self.ohem is None:
+            return losses.sum()
+        hardest = losses.sort(dim=1, descending=True, stable=True).values
+        ranks = torch.arange(hardest.shape[1], device=hardest.device)
+        return hardest.where(ranks < self._pixels(labels)[:, None], 0).sum()
+
+    def _pixels(self, labels: Tensor) -> Tensor:
+        """(N,) number of pixels per crop that the loss uses."""
+        labeled = (labels != IGNORE).flatten(1).sum(1)
+        return labeled if self.ohem is None else (labeled.double() * self.ohem).ceil().long()
+
+
+def segmentation_loss(loss: Loss, prediction: Prediction, labels: Tensor, count: Tensor, recipe: LossRecipe) -> Tensor:
+    """Return what one part adds to the loss of its step: main output, auxiliary branch and further branches.
+
+    Args:
+        loss: the loss of each output.
         prediction: of the part, at the labels' size or coarser.
         labels: of the part, (N, H, W).
-        pixels: number of pixels that the whole step learns from.
-        recipe: weights of the branches, and which pixels count.
-        weights: (K,) a factor for each class, or none.
+        count: sum of `loss.count` over all parts of the step.
+        recipe: weights of the branches.
     """
 
     def mean(logits: Tensor) -> Tensor:
-        return summed_cross_entropy(logits, labels, weights=weights, ohem=recipe.ohem) / pixels.clamp(min=1)
+        return loss(logits, labels) / count.clamp(min=1)
 
-    loss = mean(prediction.logits)
+    total = mean(prediction.logits)
     if prediction.aux is not None:
-        loss = loss + recipe.aux_weight * mean(prediction.aux)
+        total = total + recipe.aux_weight * mean(prediction.aux)
     for logits in prediction.branches.values():
-        loss = loss + recipe.branch_weight * mean(logits)
-    return loss
+        total = total + recipe.branch_weight * mean(logits)
+    return total
 
 
 def log_class_weights(counts: Tensor) -> Tensor:
-    """(K,) 1 / log(1.1 + frequency), scaled so that the mean over the counted pixels is 1 and the loss keeps its size.
+    """Return weights (K,) = 1 / log(1.1 + frequency), scaled so that their mean over the counted pixels is 1.
 
     Args:
-        counts: (K,) labelled pixels of each class.
+        counts: labeled pixels per class, (K,).
     """
     frequency = counts.double() / counts.sum().clamp(min=1)
     weights = 1 / (1.1 + frequency).log()

@@ -1,36 +1,98 @@
-"""Whether a step, or a dataset that is to be kept, can fit in memory at all: told before anything is read or made.
+"""Memory checks before training starts.
 
-A GPU says itself that it is full, when a step is tried before the first (`TrainingModule.rehearse`). A CPU does not:
-the system ends a process that asks for too much, so what can be told beforehand is.
+A GPU raises an error if a step does not fit; `try_step` provokes it before the first step. On a CPU the system kills a
+process that uses too much memory, so requests that cannot fit are refused in advance.
 """
 
 import os
 import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from caaseg.config import Recipe
+from caaseg.models import Segmenter
+from caaseg.models.cuda_graphs import preserve_state
 from caaseg.models.resize import upsampled_side
 
-FLOAT_BYTES = 4
 
+def try_step(
+    model: Segmenter, compute_loss: Callable[[], Tensor], num_optimizer_states: int, recipe: Recipe, crops: int
+) -> None:
+    """Compute the gradients of one step and allocate the optimizer state, then discard everything.
 
-def least_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
-    """Bytes that a step needs whatever the network: a lower bound, far below what it takes.
+    Batch statistics and random numbers are restored. All ranks must call it: batch norm may be synchronized.
 
-    They are the crops and their labels, the crops enlarged, the logits at the size of the crops, and the feature of the
-    head, each once. Gradients, the backbone and the weights come on top.
+    Args:
+        model: the model to train.
+        compute_loss: forward and loss of a batch of the real size.
+        num_optimizer_states: tensors per parameter that the optimizer will allocate.
+        recipe: the settings of the run, for the message.
+        crops: crops per forward pass.
     """
+    parameters = list(model.parameters())
+    with explain_out_of_memory(lambda: "before the first step", recipe, crops), preserve_state(model):
+        states = [torch.empty_like(parameter) for _ in range(num_optimizer_states) for parameter in parameters]
+        torch.autograd.grad(compute_loss(), parameters, allow_unused=True)
+        del states
+
+
+@contextmanager
+def explain_out_of_memory(when: Callable[[], str], recipe: Recipe, crops: int) -> Iterator[None]:
+    """Turn torch.OutOfMemoryError into a ValueError that says when it happened and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError(out_of_memory_message(when(), recipe, crops)) from error
+
+
+def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
+    """Raise ValueError if a step needs more than the memory of this machine."""
+    needed, total = min_step_bytes(recipe, crops, num_classes), total_bytes()
+    if total is not None and needed > total:
+        raise ValueError(
+            f"{out_of_memory_message('before the first step', recipe, crops)} "
+            f"(they need at least {needed / 1e9:,.1f} GB, and this machine has {total / 1e9:,.1f} GB)"
+        )
+
+
+def check_cache_fits(needed: int, processes: int) -> None:
+    """Raise ValueError if the cached datasets of all processes on this machine need more than the free memory."""
+    available = available_bytes()
+    if available is not None and processes * needed > available:
+        times = f" per process, in {processes} processes," if processes > 1 else ""
+        raise ValueError(
+            f"data.cache is true, but the decoded images need about {needed / 1e9:,.1f} GB{times} and "
+            f"{available / 1e9:,.1f} GB of memory are free; set data.cache false to read them from their files in each "
+            "step"
+        )
+
+
+def out_of_memory_message(when: str, recipe: Recipe, crops: int) -> str:
+    """Return the message for a step that does not fit, with what to do."""
+    height, width = recipe.data.crop
+    return (
+        f"{when}: {crops} crops of {height} x {width} do not fit in the memory of the device; set a smaller data.crop "
+        "or batch_size, a larger accumulate, or precision bf16"
+    )
+
+
+def min_step_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
+    """Return a lower bound of the bytes of a step: crops, labels, logits at full size and the head's feature, once."""
     (height, width), model = recipe.data.crop, recipe.model
-    value = FLOAT_BYTES if recipe.precision == "32" else FLOAT_BYTES // 2
-    given = height * width * ((3 + num_classes) * value + 1)
+    value = 4 if recipe.precision == "32" else 2
+    inputs = height * width * ((3 + num_classes) * value + 1)
     rows, columns = (upsampled_side(side, model.input_upsampling) for side in (height, width))
-    larger = rows * columns * 3 * value if model.input_upsampling > 1 else 0
-    features = -(-rows // model.output_stride) * -(-columns // model.output_stride) * model.channels * FLOAT_BYTES // 2
-    return crops * (given + larger + features)
+    upsampled = rows * columns * 3 * value if model.input_upsampling > 1 else 0
+    features = -(-rows // model.output_stride) * -(-columns // model.output_stride) * model.channels * 2
+    return crops * (inputs + upsampled + features)
 
 
-def memory_bytes() -> int | None:
-    """The memory of this machine, all of it; None where the system does not tell."""
+def total_bytes() -> int | None:
+    """Return the memory of this machine, or None if the system does not tell."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -38,39 +100,9 @@ def memory_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """The memory that can be taken now; all of it where the system tells no more, None where it tells nothing."""
+    """Return the memory that is free now; the total where the system does not tell, None if it tells neither."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         found = None
-    return memory_bytes() if found is None else 1024 * int(found[1])
-
-
-def check_cache_fits(needed: int, processes: int) -> None:
-    """Refuse to keep data that need more than the memory there is, in each of so many processes of this machine."""
-    there = available_bytes()
-    if there is not None and processes * needed > there:
-        times = f"{processes} times, once a process, " if processes > 1 else ""
-        raise ValueError(
-            f"data.cache is true, but the decoded images take about {needed / 1e9:,.1f} GB {times}and "
-            f"{there / 1e9:,.1f} GB of memory are free; set data.cache false to read them from their files in each step"
-        )
-
-
-def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
-    """Refuse crops that need more than all the memory there is."""
-    needed, there = least_bytes(recipe, crops, num_classes), memory_bytes()
-    if there is not None and needed > there:
-        raise ValueError(
-            f"{too_large('before the first step', recipe, crops)} "
-            f"(they take {needed / 1e9:,.1f} GB at the very least, and there are {there / 1e9:,.1f} GB)"
-        )
-
-
-def too_large(when: str, recipe: Recipe, crops: int) -> str:
-    """What is said of a step that does not fit, with what to do."""
-    height, width = recipe.data.crop
-    return (
-        f"{when}: {crops} crops of {height} x {width} do not fit in the memory of the device; set a smaller data.crop "
-        "or batch_size, a larger accumulate, or precision bf16"
-    )
+    return total_bytes() if found is None else 1024 * int(found[1])

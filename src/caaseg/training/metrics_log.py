@@ -1,7 +1,6 @@
-"""What a run measured: metrics.jsonl, one JSON object a line, and the same numbers for TensorBoard.
+"""The log of a run: metrics.jsonl, one JSON object per line, and the same values for TensorBoard.
 
-A line of training has the loss, the learning rate, images a second and the share of the time that was spent waiting for
-batches: well above 0, more workers help.
+A training line holds the loss, the learning rate, images per second, and the share of the time spent waiting for data.
 """
 
 import json
@@ -17,28 +16,32 @@ from caaseg.files import atomic_write
 FILE = "metrics.jsonl"
 
 
-class Journal:
-    """Appends to a run's metrics. What lies beyond the step it starts at was measured by a run that was killed."""
+class MetricsLog:
+    """Appends to a run's metrics. Lines after the step to resume from were written by a killed process: they are cut.
+
+    Args:
+        run: the run directory.
+        step: the step to resume from; 0 starts a new log.
+    """
 
     def __init__(self, run: Path, step: int) -> None:
-        """Open the journal to go on after a step; 0 begins it."""
         path = run / FILE
-        kept = [line for line in read_metrics(path) if line["step"] <= step]
-        with atomic_write(path) as aside:
-            aside.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        lines = [line for line in read_metrics(path) if line["step"] <= step]
+        with atomic_write(path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._file = path.open("a")
         self._events: Any = SummaryWriter(str(run / "tensorboard"), purge_step=step + 1)
 
     def write(self, step: int, values: dict[str, float | dict[str, float]]) -> None:
-        """Note numbers of a step; a name may stand for several, by name."""
-        self._file.write(json.dumps({"step": step, **_finite(values)}) + "\n")
+        """Write the values of a step; a value may be a dictionary of values."""
+        self._file.write(json.dumps({"step": step, **_without_nan(values)}) + "\n")
         self._file.flush()
         for name, value in values.items():
             for tag, number in value.items() if isinstance(value, dict) else [("", value)]:
                 self._events.add_scalar(f"{name}/{tag}".rstrip("/"), number, step)
 
     def sync(self) -> None:
-        """Have all lines on disk, before a checkpoint says that they are not to be written again."""
+        """Flush all lines to disk. Call before writing a checkpoint: resuming does not repeat these steps."""
         os.fsync(self._file.fileno())
         self._events.flush()
 
@@ -48,15 +51,15 @@ class Journal:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; one that a kill cut off is left out."""
+    """Return the complete lines of a metrics file; a line cut off by a kill is skipped."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("}\n")]
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: what is in neither labels nor predictions has no IoU and is null."""
+def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
+    """Replace NaN by null, because JSON has no NaN. A class in neither labels nor predictions has no IoU."""
     return {
-        name: _finite(value) if isinstance(value, dict) else value if math.isfinite(value) else None
+        name: _without_nan(value) if isinstance(value, dict) else value if math.isfinite(value) else None
         for name, value in values.items()
     }

@@ -1,4 +1,4 @@
-"""The optimizer's groups, the running mean, synchronized statistics."""
+"""Optimizer groups, EMA weights, synchronized batch norm, seeds of steps."""
 
 import pytest
 import torch
@@ -6,8 +6,10 @@ from torch import nn
 
 import caaseg
 from caaseg.config import OptimizerRecipe
-from caaseg.training.ema import MovingAverage
-from caaseg.training.module import make_optimizer, step_seed, with_synchronized_statistics
+from caaseg.training.ema import EMA
+from caaseg.training.loop import step_seed
+from caaseg.training.optim import make_optimizer
+from caaseg.training.setup import Processes, synchronize_batch_norm
 
 
 def model(backbone: str = "test_resnet") -> caaseg.Segmenter:
@@ -27,9 +29,9 @@ def test_weight_decay_is_on_kernels_alone_and_the_head_has_its_factor(name: str)
         assert group["factor"] == (1 if key.startswith("backbone.") else 10), key
 
 
-def test_the_running_mean_is_one_and_counters_are_copied() -> None:
+def test_ema_weights_follow_the_model_and_counters_are_copied() -> None:
     network = model()
-    average = MovingAverage(network, 0.5)
+    average = EMA(network, 0.5)
     first = network.classifier.weight.detach().clone()
     with torch.no_grad():
         network.classifier.weight += 1
@@ -37,7 +39,7 @@ def test_the_running_mean_is_one_and_counters_are_copied() -> None:
     average.update(network, step=100)  # by now the decay is as given
     torch.testing.assert_close(average.model.classifier.weight, first + 0.5)
     assert int(average.model.backbone.net.bn1.num_batches_tracked) == 7
-    early = MovingAverage(network, 0.999)
+    early = EMA(network, 0.999)
     with torch.no_grad():
         network.classifier.weight += 1
     early.update(network, step=0)  # a decay of 1 / 10
@@ -51,7 +53,7 @@ def test_synchronized_statistics_replace_every_batch_normalization(backbone: str
     images = torch.randn(2, 3, 33, 33)
     expected = plain(images).logits
     norms = sum(isinstance(part, nn.BatchNorm2d) for part in plain.modules())
-    converted = with_synchronized_statistics(plain)
+    converted = synchronize_batch_norm(plain, Processes(torch.device("cuda"), 2, 1))
     assert not any(isinstance(part, nn.BatchNorm2d) for part in converted.modules())
     assert sum(isinstance(part, nn.SyncBatchNorm) for part in converted.modules()) == norms
     torch.testing.assert_close(converted(images).logits, expected)  # activations inside timm's layers are kept

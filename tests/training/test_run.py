@@ -7,30 +7,26 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
 import caaseg
 from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
-from caaseg.data.sample import Batch
 from caaseg.models.segmenter import Prediction
 from caaseg.recipes import load_recipe
-from caaseg.training import checkpoints, conductor, runs
-from caaseg.training.conductor import Progress
-from caaseg.training.memory import check_cache_fits, least_bytes
-from caaseg.training.metrics_log import read_metrics
-from caaseg.training.module import NonFiniteLossError, TrainingModule
-from caaseg.training.runs import train
-from caaseg.training.setup import build_model, open_split
-from tests.training.small import WORDS, small_recipe
+from caaseg.training.checkpoints import read_checkpoint
+from caaseg.training.loop import NonFiniteLossError, Progress, StepLog
+from caaseg.training.memory import check_cache_fits, min_step_bytes, try_step
+from caaseg.training.metrics_log import MetricsLog, read_metrics
+from caaseg.training.run import train
+from caaseg.training.setup import Processes, build_model, open_split, resolve_processes, synchronize_batch_norm
+from tests.training.small import WORDS, images_and_masks, small_recipe
 
 
 def weights(run: Path, kind: str = "model") -> dict[str, torch.Tensor]:
@@ -56,7 +52,11 @@ def test_a_small_run_learns_and_its_folder_holds_what_it_should(tmp_path: Path) 
     assert losses[-1] < 0.85 * losses[0]
     assert len(scores) == 3
     best = 20 * (1 + int(np.argmax(scores)))
-    assert result == (tmp_path / "run", 60, True, scores[-1], max(scores), best, None)
+    assert result[:7] == (tmp_path / "run", 60, True, scores[-1], max(scores), best, None)
+    assert result.evaluation is not None
+    assert result.evaluation.mean_iou == scores[-1]  # the final model is scored once
+    assert result.best_worst is not None
+    assert len(result.best_worst.best) + len(result.best_worst.worst) == 6
     assert [progress.step for progress in told] == [10, 20, 30, 40, 50, 60]
 
     names = {path.name for path in (tmp_path / "run").iterdir()}
@@ -75,14 +75,10 @@ def test_a_run_is_not_begun_over_another(tmp_path: Path, capsys: pytest.CaptureF
     assert "best mean IoU on val: " in out
     assert f"model: {tmp_path / 'run' / 'model'}" in out
     assert main(words) == 2
-    assert (
-        "run: holds a run; go on with it by --resume auto, or give another folder by --out" in capsys.readouterr().err
-    )
+    assert "run: contains a run; resume it with --resume auto, or choose another --out" in capsys.readouterr().err
     assert main([*words, "--optimizer.lr", "0.5", "--resume", "auto"]) == 2
     said = capsys.readouterr().err
-    assert (
-        "the run was begun otherwise: optimizer.lr was 0.002 and is 0.5; give the same values, or another --out" in said
-    )
+    assert "the run has different settings: optimizer.lr was 0.002 and is 0.5; use the same, or another --out" in said
     before = weights(tmp_path / "run")
     assert main([*words, "--resume", "auto"]) == 0  # it is done: nothing happens
     assert_identical(weights(tmp_path / "run"), before)
@@ -129,24 +125,24 @@ def test_sigterm_writes_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(
     assert steps[0] == steps[1] == [10, 20, 24, 24]
 
 
-def test_speed_is_that_of_the_steps_whatever_was_validated_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_speed_excludes_validation(tmp_path: Path) -> None:
     seconds = 0.0
-    step = TrainingModule.training_step
-
-    def slow_step(module: TrainingModule, batch: Batch, index: int) -> None:
-        nonlocal seconds
-        seconds += 1
-        step(module, batch, index)
-
-    monkeypatch.setattr(TrainingModule, "training_step", slow_step)
-    monkeypatch.setattr(conductor, "time", SimpleNamespace(perf_counter=lambda: seconds))
-    told: list[Progress] = []
-    recipe = small_recipe("--steps", "40", "--validate_every", "20", "--checkpoint_every", "20")
-    train(recipe, tmp_path / "run", device="cpu", progress=told.append)
-    # Two images a second; a step is read while the next is under way.
-    assert [progress.images_per_second for progress in told] == pytest.approx([2, 2, 2, 2], rel=0.2)
+    reported: list[Progress] = []
+    recipe = small_recipe("--steps", "40")
+    with StepLog(recipe, MetricsLog(tmp_path, 0), 0, reported.append, clock=lambda: seconds) as log:
+        for step in range(1, 41):
+            with log.waiting():
+                seconds += 0.25
+            seconds += 0.75
+            log.step(step, torch.tensor(1.0), ("a.png",))
+            if step % 20 == 0:
+                log.flush()
+                seconds += 1000  # a validation
+                log.restart_clock(step)
+    # Two images per second; the loss of a step is read during the next step.
+    assert [progress.images_per_second for progress in reported] == pytest.approx([2, 2, 2, 2], rel=0.2)
+    lines = read_metrics(tmp_path / "metrics.jsonl")
+    assert [line["waiting"] for line in lines] == pytest.approx([0.25] * 4, rel=0.1)
 
 
 def test_a_run_can_go_on_from_a_checkpoint_by_its_path(tmp_path: Path) -> None:
@@ -180,7 +176,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_the_step_and_the_files(
         return prediction._replace(logits=prediction.logits * float("nan")) if calls == 3 else prediction
 
     monkeypatch.setattr(caaseg.Segmenter, "coarse", failing)
-    message = r"step 3: the loss is nan on the files train-0-00000\d, train-0-00000\d; expected a finite one; look at"
+    message = r"step 3: the loss is nan for the files train-0-00000\d, train-0-00000\d; expected a finite value; check"
     with pytest.raises(NonFiniteLossError, match=message):
         train(small_recipe("--checkpoint_every", "1"), tmp_path / "run", device="cpu")
     kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -206,35 +202,29 @@ def test_a_compiled_network_is_trained_and_saved_as_any_other(tmp_path: Path) ->
     assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
 
 
-@pytest.mark.parametrize(("gpus", "synchronized"), [(1, False), (2, True)])
-def test_more_than_one_gpu_synchronizes_batch_statistics(
-    gpus: int, synchronized: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fitted: list[nn.Module] = []
-
-    class Trainer:
-        def fit(self, module: nn.Module) -> None:
-            fitted.append(module)
-
-    monkeypatch.setattr(runs, "_on_gpu", lambda device: True)
-    monkeypatch.setattr(runs, "_processes", lambda devices, on_gpu: (gpus, 1))
-    monkeypatch.setattr(runs, "_trainer", lambda *arguments: Trainer())
-    train(small_recipe(), tmp_path / "run", devices=gpus)
-    kinds = {type(part) for part in fitted[0].modules()}
+@pytest.mark.parametrize(("device", "gpus", "synchronized"), [("cuda", 1, False), ("cuda", 2, True), ("cpu", 2, False)])
+def test_several_gpus_use_synchronized_batch_norm(device: str, gpus: int, synchronized: bool) -> None:
+    recipe = small_recipe()
+    model = build_model(recipe, open_split(recipe, "train"))
+    model = synchronize_batch_norm(model, Processes(torch.device(device), gpus, 1))
+    kinds = {type(part) for part in model.modules()}
     assert (nn.SyncBatchNorm in kinds) == synchronized
     assert (nn.BatchNorm2d in kinds) != synchronized
 
 
-def images_and_masks(root: Path, number: int = 6) -> None:
-    rng = np.random.default_rng(0)
-    for folder in ("images", "masks"):
-        (root / folder).mkdir(parents=True)
-    for k in range(number):
-        mask = np.zeros((48 + k, 64), np.uint8)
-        mask[10:30, 5 * k : 5 * k + 25] = 1
-        image = np.where(mask[..., None] == 1, (200, 40, 40), (40, 40, 200)) + rng.integers(-20, 20, (*mask.shape, 3))
-        Image.fromarray(image.astype(np.uint8)).save(root / "images" / f"{k}.jpg")
-        Image.fromarray(mask).save(root / "masks" / f"{k}.png")
+def test_processes_come_from_torchrun_slurm_or_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve_processes("cpu", 3) == (torch.device("cpu"), 3, 1)
+    monkeypatch.setenv("SLURM_NTASKS", "8")
+    monkeypatch.setenv("SLURM_NNODES", "2")
+    assert resolve_processes("cpu", 1) == (torch.device("cpu"), 4, 2)
+    monkeypatch.setenv("SLURM_JOB_NAME", "bash")  # an interactive shell is not a job
+    assert resolve_processes("cpu", 1) == (torch.device("cpu"), 1, 1)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("WORLD_SIZE", "6")
+    assert resolve_processes("cpu", 1) == (torch.device("cpu"), 2, 3)
+    with pytest.raises(ValueError, match="devices is 0; expected 1 or more"):
+        resolve_processes("cpu", 0)
 
 
 def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
@@ -262,10 +252,10 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     capsys.readouterr()
     other = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "x"), "--model.channels", "32"]
     assert main(other) == 2
-    said = f"{tmp_path / 'scenes'}: its weights do not fit, for it has channels"
+    said = f"{tmp_path / 'scenes'}: its weights do not fit, because it has channels"
     err = capsys.readouterr().err
     assert said in err
-    assert "instead of 32; give the same by --model.NAME" in err
+    assert "instead of 32; set the same with --model.NAME" in err
 
 
 def test_splits_can_be_joined(tmp_path: Path) -> None:
@@ -273,11 +263,11 @@ def test_splits_can_be_joined(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "model").is_dir()
 
 
-def test_kept_data_teach_the_same_and_may_be_given_up_on_resume(tmp_path: Path) -> None:
+def test_cached_data_gives_the_same_weights_and_may_be_switched_off_on_resume(tmp_path: Path) -> None:
     read = small_recipe("--loss.class_weights", "log")
     kept = small_recipe("--loss.class_weights", "log", "--data.cache", "true", "--data.workers", "1")
     plain = train(read, tmp_path / "read", device="cpu")
-    assert train(kept, tmp_path / "kept", device="cpu") == plain._replace(folder=tmp_path / "kept")
+    assert train(kept, tmp_path / "kept", device="cpu")[1:7] == plain[1:7]
     assert_identical(weights(tmp_path / "kept"), weights(tmp_path / "read"))
     assert train(read, tmp_path / "kept", device="cpu", resume="auto").finished
 
@@ -286,10 +276,10 @@ def test_data_larger_than_the_memory_are_not_kept(tmp_path: Path, capsys: pytest
     words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
     assert main([*words, "--data.cache", "true", "--data.options", "{size: [64, 64], length: 1000000000}"]) == 2
     said = capsys.readouterr().err
-    assert "data.cache is true, but the decoded images take about 32,768.0 GB and " in said
-    assert "GB of memory are free; set data.cache false, to read them from their files at each step" in said
+    assert "data.cache is true, but the decoded images need about 32,768.0 GB and " in said
+    assert "GB of memory are free; set data.cache false to read them from their files in each step" in said
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match=r"take about 0\.0 GB 1000000000 times, once a process, and"):
+    with pytest.raises(ValueError, match=r"need about 0\.0 GB per process, in 1000000000 processes, and"):
         check_cache_fits(1_000_000, 1_000_000_000)
 
 
@@ -322,7 +312,7 @@ def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
     assert main([*words, "--data.crop", "[1000000, 1000000]"]) == 2
     said = capsys.readouterr().err
     assert "before the first step: 2 crops of 1000000 x 1000000 do not fit in the memory of the device; set a" in said
-    assert "a larger accumulate, or precision bf16 (they take 90,250.0 GB at the very least, and" in said
+    assert "a larger accumulate, or precision bf16 (they need at least 90,250.0 GB, and this machine has" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -335,20 +325,17 @@ def test_the_least_that_a_step_takes_is_less_than_it_takes(words: tuple[str, ...
     live = LiveTensors([images])
     with live:
         model(images).logits.sum().backward()
-    assert 0.05 * live.peak_bytes < least_bytes(recipe, 2, 8) < live.peak_bytes
+    assert 0.05 * live.peak_bytes < min_step_bytes(recipe, 2, 8) < live.peak_bytes
 
 
-def test_a_step_that_does_not_fit_is_found_out_before_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any, **options: Any) -> None:
+def test_a_step_that_does_not_fit_is_reported_before_the_first() -> None:
+    def full() -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    rehearsed_here(monkeypatch)
-    monkeypatch.setattr(torch.autograd, "grad", full)
+    recipe = small_recipe()
+    model = build_model(recipe, open_split(recipe, "train"))
     with pytest.raises(ValueError, match="before the first step: 2 crops of 64 x 64 do not fit in the memory of the"):
-        train(small_recipe(), tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run" / "checkpoints").exists()
+        try_step(model, full, 2, recipe, 2)
 
 
 def test_a_model_that_enlarges_learns_with_a_decoder_at_the_images_own_size(tmp_path: Path) -> None:
@@ -360,31 +347,45 @@ def test_a_model_that_enlarges_learns_with_a_decoder_at_the_images_own_size(tmp_
 
 
 @pytest.mark.parametrize("head", ["caa", "danet"])
-def test_trying_a_step_for_its_memory_changes_nothing(
-    head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["--model.head", head, "--model.aux", "true", "--optimizer.ema", "0.9", "--steps", "3"]
-    train(small_recipe(*words), tmp_path / "plain", device="cpu")
-    tried = rehearsed_here(monkeypatch)
-    train(small_recipe(*words), tmp_path / "tried", device="cpu")
-    assert tried == [0]
-    assert_identical(weights(tmp_path / "tried"), weights(tmp_path / "plain"))
-    state = checkpoints.read_checkpoint(tmp_path / "tried" / "checkpoints" / "step-00000003.pt")
-    plain = checkpoints.read_checkpoint(tmp_path / "plain" / "checkpoints" / "step-00000003.pt")
-    assert_identical(state["model"], plain["model"])  # running statistics are in it
+def test_trying_a_step_changes_nothing(head: str) -> None:
+    recipe = small_recipe("--model.head", head, "--model.aux", "true")
+    model = build_model(recipe, open_split(recipe, "train")).train()
+    before, random = {name: tensor.clone() for name, tensor in model.state_dict().items()}, torch.get_rng_state()
+    calls = []
+
+    def loss() -> torch.Tensor:
+        calls.append(1)
+        return model.coarse(torch.randn(2, 3, 64, 64)).logits.square().sum()
+
+    try_step(model, loss, 2, recipe, 2)
+    assert calls == [1]
+    assert_identical(model.state_dict(), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def rehearsed_here(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have a step tried as it is on a GPU; the steps at which it was."""
-    tried: list[int] = []
-    on_fit_start = TrainingModule.on_fit_start
+def test_a_warm_up_longer_than_the_run_is_shortened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        train(small_recipe("--steps", "20", "--optimizer.warmup_steps", "20"), tmp_path / "run", device="cpu")
+    assert "optimizer.warmup_steps is 20, but the run has 20 steps: the warm-up is shortened to 2 steps" in caplog.text
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    assert lines[0]["lr"] == pytest.approx(0.002 * (1 - 9 / 20) ** 0.9)  # the schedule's, without a warm-up factor
 
-    def with_rehearsal(module: TrainingModule) -> None:
-        on_fit_start(module)
-        module.ready = False
-        module.rehearse()
-        module.ready = True
-        tried.append(module.step)
 
-    monkeypatch.setattr(TrainingModule, "on_fit_start", with_rehearsal)
-    return tried
+def test_the_best_model_is_the_first_of_equal_ones(tmp_path: Path) -> None:
+    """With a learning rate of 0 all scores are equal."""
+    words = ["--steps", "6", "--validate_every", "2", "--optimizer.lr", "0", "--optimizer.weight_decay", "0"]
+    result = train(small_recipe(*words, "--optimizer.ema", "0.5"), tmp_path / "run", device="cpu")
+    scores = [line["val_mean_iou"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" not in line]
+    assert len(scores) == 3
+    assert result.best_step == 2 * (1 + scores.index(max(scores)))
+
+
+def test_the_logged_learning_rate_is_that_of_the_step(tmp_path: Path) -> None:
+    recipe = small_recipe("--steps", "20", "--optimizer.warmup_steps", "0", "--model.head", "fcn")
+    train(recipe, tmp_path / "run", device="cpu")
+    lines = [line for line in read_metrics(tmp_path / "run" / "metrics.jsonl") if "loss" in line]
+    state = read_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000020.pt")
+    assert [line["step"] for line in lines] == [10, 20]
+    assert lines[1]["lr"] == pytest.approx(state["optimizer"]["param_groups"][0]["lr"])
+    assert lines[1]["lr"] == pytest.approx(0.002 * (1 - 19 / 20) ** 0.9)

@@ -1,0 +1,445 @@
+"""The training loop.
+
+Everything random in a step depends on the seed, the step and the rank only, as the samples do. So a run that is killed
+and resumed ends with the same weights as one that is not.
+"""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from caaseg.config import Recipe
+from caaseg.data.loader import EvaluationLoader, TrainingLoader, worthwhile
+from caaseg.data.sample import IGNORE, SegmentationDataset
+from caaseg.data.transforms import normalize
+from caaseg.evaluation.best_worst import BestWorstImages
+from caaseg.evaluation.evaluate import Evaluation, evaluate
+from caaseg.evaluation.metrics import MetricFactory
+from caaseg.models import Prediction, Segmenter
+from caaseg.models.cuda_graphs import recorded
+from caaseg.models.fused_norm import fuse_batch_norm
+from caaseg.models.predictor import Predictor
+from caaseg.training.checkpoints import write_checkpoint
+from caaseg.training.ema import EMA
+from caaseg.training.losses import CrossEntropy, Loss, log_class_weights, segmentation_loss
+from caaseg.training.memory import explain_out_of_memory, try_step
+from caaseg.training.metrics_log import MetricsLog
+from caaseg.training.optim import learning_rate, make_optimizer, set_learning_rate
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+LOG_EVERY = 10  # steps
+DROPOUT_STREAM = 3  # of random numbers; data.loader has the streams before
+
+
+class Progress(NamedTuple):
+    """The state of a run, for progress bars."""
+
+    step: int
+    steps: int
+    loss: float
+    images_per_second: float
+    mean_iou: float | None  # of the last validation
+
+
+class TrainingResult(NamedTuple):
+    """The result of a run, finished or stopped."""
+
+    run: Path
+    step: int
+    finished: bool  # otherwise it was stopped and can be resumed
+    mean_iou: float | None  # validation score after the last step
+    best_mean_iou: float | None
+    best_step: int | None
+    stopped_by: int | None = None  # the signal that stopped it
+    evaluation: Evaluation | None = None  # of the final model; None if the run was stopped or finished before
+    best_worst: BestWorstImages | None = None  # images of that evaluation
+
+    @classmethod
+    def finished_before(cls, run: Path, state: dict[str, Any]) -> "TrainingResult":
+        """Return the result of a run whose last checkpoint is its last step."""
+        best = state["best"]
+        return cls(run, state["step"], True, None, best.get("mean_iou"), best.get("step"))
+
+
+class NonFiniteLossError(ValueError):
+    """The loss is infinite or NaN."""
+
+
+def train_loop(
+    fabric: "Fabric",
+    recipe: Recipe,
+    model: Segmenter,
+    train_data: SegmentationDataset,
+    val_data: SegmentationDataset,
+    run: Path,
+    *,
+    state: dict[str, Any] | None = None,
+    loss: Loss | None = None,
+    metrics: Sequence[MetricFactory] = (),
+    progress: Callable[[Progress], None] | None = None,
+) -> TrainingResult:
+    """Train a model from a step to the end of the recipe, or until a signal stops it.
+
+    Args:
+        fabric: the launched engine: device, processes and precision.
+        recipe: the settings of the run.
+        model: the model, with as many classes as the data.
+        train_data: the dataset to train on.
+        val_data: the dataset to validate on.
+        run: the run directory.
+        state: a checkpoint to resume from.
+        loss: the loss; cross entropy as the recipe sets it if None.
+        metrics: further validation metrics.
+        progress: called every LOG_EVERY steps on the first rank.
+    """
+    device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    model = fabric.to_device(model).to(memory_format=layout).train()  # type: ignore[call-overload]
+    # One kernel updates all weights. Not in 16 bits: it would apply gradients before they are unscaled and clipped.
+    fused = device.type == "cuda" and recipe.precision != "16"
+    optimizer: Any = fabric.setup_optimizers(make_optimizer(model, recipe.optimizer, fused=fused))
+    ema = None if recipe.optimizer.ema is None else EMA(model, recipe.optimizer.ema)
+    best: dict[str, Any] = {}
+    start = 0
+    if state is not None:
+        start, best = state["step"], state["best"]
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        fabric.strategy.precision.load_state_dict(state["scaler"])
+        if ema is not None:
+            ema.model.load_state_dict(state["ema"])
+    scored = model if ema is None else ema.model  # the model to validate and save
+    loss = loss or CrossEntropy(_class_weights(fabric, recipe, train_data), ohem=recipe.loss.ohem)
+
+    def prepare(images: Tensor) -> Tensor:
+        """Normalize uint8 images on the device, (N, 3, H, W)."""
+        return normalize(images, model.backbone.mean, model.backbone.std).contiguous(memory_format=layout)
+
+    network = _network(fabric, recipe, model, optimizer, loss, prepare)
+    batches = iter(
+        TrainingLoader(
+            train_data, recipe.data, batch_size=recipe.batch_size, seed=recipe.seed, step=start,
+            workers=recipe.data.workers, rank=rank, ranks=ranks, bad_files=recipe.data.bad_files,
+        )
+    )  # fmt: skip
+    log = StepLog(recipe, MetricsLog(run, start) if fabric.is_global_zero else None, start, progress)
+    evaluation, best_worst = None, None
+    step = start
+    crops = recipe.batch_size // ranks // recipe.accumulate
+    in_step = explain_out_of_memory(lambda: f"step {step + 1}", recipe, crops)
+    with StopSignals(ranks, device) as stop, log, in_step:
+        while step < recipe.steps:
+            with log.waiting():
+                batch = next(batches)  # images (N, 3, H, W) uint8, labels (N, H, W) uint8
+            images, labels = (tensor.to(device, non_blocking=True) for tensor in (batch.images, batch.labels))
+            torch.manual_seed(step_seed(recipe.seed, step, rank))
+            set_learning_rate(optimizer, learning_rate(step, recipe.steps, recipe.optimizer))
+
+            count = _sum_over_ranks(loss.count(labels))
+            own_loss = torch.zeros((), device=device)
+            parts = list(zip(images.chunk(recipe.accumulate), labels.chunk(recipe.accumulate), strict=True))
+            for number, (part_images, part_labels) in enumerate(parts, start=1):
+                last_part = number == len(parts)
+                with nullcontext() if last_part or ranks == 1 else network.no_sync():  # type: ignore[attr-defined]
+                    with fabric.autocast():
+                        prediction = network(prepare(part_images))  # logits (N, K, h, w), coarse
+                        part_loss = segmentation_loss(loss, prediction, part_labels, count, recipe.loss)
+                    fabric.backward(part_loss * ranks)  # DDP averages gradients over ranks, but the loss is a sum
+                own_loss += part_loss.detach()
+            if recipe.optimizer.clip_grad_norm is not None:
+                max_norm = recipe.optimizer.clip_grad_norm
+                fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
+            optimizer.step()
+            optimizer.zero_grad()
+            if ema is not None:
+                ema.update(model, step)
+            step += 1
+            log.step(step, own_loss, batch.names)
+
+            stopping = stop.agreed()
+            is_last = step == recipe.steps
+            validate = is_last or step % recipe.validate_every == 0
+            save = is_last or stopping or step % recipe.checkpoint_every == 0
+            if not (validate or save):
+                continue
+            log.flush()  # raises if the loss was not finite: such weights are not saved
+            if validate:
+                best_worst = BestWorstImages(len(val_data.classes)) if is_last else None
+                evaluation = _validate(fabric, recipe, scored, val_data, metrics, best_worst)
+                log.validation(step, evaluation)
+                if not best or evaluation.mean_iou > best["mean_iou"]:
+                    best = {"step": step, "mean_iou": evaluation.mean_iou}
+                    if fabric.is_global_zero:
+                        save_model(scored, run / "best", recipe, step, evaluation.mean_iou)
+            if fabric.is_global_zero:
+                if is_last:  # before the checkpoint that marks the run as finished
+                    save_model(scored, run / "model", recipe, step, log.mean_iou)
+                if save:
+                    log.sync()
+                    write_checkpoint(
+                        run,
+                        {
+                            "step": step,
+                            "model": model.state_dict(),
+                            "ema": None if ema is None else ema.model.state_dict(),
+                            "optimizer": optimizer.state_dict(),
+                            "scaler": fabric.strategy.precision.state_dict(),
+                            "best": best,
+                        },
+                    )
+            fabric.barrier()
+            log.restart_clock(step)
+            if stopping:
+                break
+    finished = step >= recipe.steps
+    return TrainingResult(
+        run,
+        step,
+        finished,
+        log.mean_iou,
+        best.get("mean_iou"),
+        best.get("step"),
+        None if finished else stop.signal,
+        evaluation if finished else None,
+        best_worst,
+    )
+
+
+class StepLog:
+    """Writes loss, learning rate and speed to the metrics log and the progress callback.
+
+    The loss of a step is read one step later from pinned memory, so that the host never waits for the GPU's current
+    step. Speed does not include validation and checkpoints.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        metrics: MetricsLog | None,
+        start: int,
+        progress: Callable[[Progress], None] | None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self.recipe = recipe
+        self.mean_iou: float | None = None
+        self._metrics = metrics  # on the first rank
+        self._progress = progress
+        self._pending: tuple[int, Tensor, torch.cuda.Event | None, tuple[str, ...]] | None = None
+        self.restart_clock(start)
+
+    def __enter__(self) -> "StepLog":
+        self.restart_clock(self._clock_step)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measure the time spent waiting for data."""
+        start = self._clock()
+        yield
+        self._waiting_s += self._clock() - start
+
+    def step(self, step: int, own_loss: Tensor, names: tuple[str, ...]) -> None:
+        """Start to copy this step's loss to the host, and read the previous step's."""
+        losses = torch.stack([_sum_over_ranks(own_loss.clone()), own_loss])  # of all ranks, and of this one
+        event = None
+        if losses.is_cuda:
+            pinned = torch.empty(2, pin_memory=True)
+            pinned.copy_(losses, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            losses = pinned
+        self.flush()
+        self._pending = step, losses, event, names
+
+    def flush(self) -> None:
+        """Read the pending loss. Raises NonFiniteLossError if this rank's part of it is not finite."""
+        if self._pending is None:
+            return
+        (step, losses, event, names), self._pending = self._pending, None
+        if event is not None:
+            event.synchronize()  # waits for the copy, not for the work queued after it
+        loss, own_loss = losses.tolist()
+        if not math.isfinite(own_loss):
+            raise NonFiniteLossError(
+                f"step {step}: the loss is {own_loss} for the files {', '.join(names)}; expected a finite value; check "
+                "these files, lower optimizer.lr, set optimizer.clip_grad_norm or a longer warm-up, or use precision 32"
+            )
+        if step % LOG_EVERY and step != self.recipe.steps:
+            return
+        seconds = max(self._clock() - self._clock_start, 1e-9)
+        speed = (step - self._clock_step) * self.recipe.batch_size / seconds
+        waiting = self._waiting_s / seconds
+        self.restart_clock(step)
+        if self._metrics is not None:
+            lr = learning_rate(step - 1, self.recipe.steps, self.recipe.optimizer)
+            self._metrics.write(step, {"loss": loss, "lr": lr, "images_per_second": speed, "waiting": waiting})
+            if self._progress is not None:
+                self._progress(Progress(step, self.recipe.steps, loss, speed, self.mean_iou))
+
+    def validation(self, step: int, evaluation: Evaluation) -> None:
+        """Write the scores of a validation."""
+        self.mean_iou = evaluation.mean_iou
+        if self._metrics is not None:
+            scores: dict[str, Any] = {f"val_{name}": score for name, score in evaluation.scores.items()}
+            self._metrics.write(step, {**scores, "val_iou": dict(zip(evaluation.classes, evaluation.iou, strict=True))})
+
+    def sync(self) -> None:
+        """Flush the metrics log to disk."""
+        if self._metrics is not None:
+            self._metrics.sync()
+
+    def restart_clock(self, step: int) -> None:
+        """Measure speed from the end of this step."""
+        self._clock_start, self._clock_step, self._waiting_s = self._clock(), step, 0.0
+
+
+class StopSignals:
+    """Turns SIGTERM and SIGINT into a request to stop after a step, the same step on all ranks.
+
+    A second Ctrl-C interrupts at once. Handlers are restored at the end.
+    """
+
+    def __init__(self, ranks: int, device: torch.device) -> None:
+        self.signal: int | None = None
+        self._ranks, self._device = ranks, device
+        self._votes: Tensor | None = None  # number of ranks with a request, one step ago
+        self._handlers: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers there only
+            self._handlers = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def agreed(self) -> bool:
+        """Return whether all ranks stop after this step. Ranks vote; votes are read a step later, without waiting."""
+        if self._ranks == 1:
+            return self.signal is not None
+        agreed = self._votes is not None and bool(self._votes)
+        self._votes = _sum_over_ranks(torch.tensor(int(self.signal is not None), device=self._device))
+        return agreed
+
+
+def save_model(model: Segmenter, directory: Path, recipe: Recipe, step: int, mean_iou: float | None) -> None:
+    """Save a model with a card that states how it was trained."""
+    score = "" if mean_iou is None else f" Mean IoU on {recipe.data.val_split}: {100 * mean_iou:.2f}."
+    text = f"{step} of {recipe.steps} steps of {recipe.batch_size} images on {recipe.data.dataset}.{score}"
+    model.save_pretrained(directory, model_card_kwargs={"training": text})
+
+
+def step_seed(seed: int, step: int, rank: int) -> int:
+    """Return the seed of dropout in a step of a rank."""
+    return int(np.random.SeedSequence((seed, DROPOUT_STREAM, step, rank)).generate_state(1)[0])
+
+
+class _Forward(nn.Module):
+    """A module whose forward gives the coarse prediction: DistributedDataParallel wraps forward only."""
+
+    def __init__(self, model: Segmenter, forward: Callable[[Tensor], Prediction]) -> None:
+        super().__init__()
+        self.model = model
+        self.coarse = forward
+
+    def forward(self, images: Tensor) -> Prediction:
+        return self.coarse(images)
+
+
+def _network(
+    fabric: "Fabric",
+    recipe: Recipe,
+    model: Segmenter,
+    optimizer: Any,
+    loss: Loss,
+    prepare: Callable[[Tensor], Tensor],
+) -> Callable[[Tensor], Prediction]:
+    """Return the coarse forward pass as it is trained: compiled, fused, captured as a CUDA graph, or wrapped by DDP."""
+    network: Callable[[Tensor], Prediction] = model.coarse
+    if recipe.compile:
+        network = torch.compile(model.coarse, dynamic=False)
+    if fabric.world_size > 1:
+        network = fabric.strategy.setup_module(_Forward(model, network))
+    if fabric.device.type != "cuda":
+        return network
+    if recipe.fused_batch_norm and fabric.world_size == 1:
+        fuse_batch_norm(model)
+    crops = recipe.batch_size // fabric.world_size // recipe.accumulate
+    images = torch.zeros(crops, 3, *recipe.data.crop, dtype=torch.uint8, device=fabric.device)
+
+    def compute_loss() -> Tensor:
+        labels = torch.zeros_like(images[:, 0])
+        with fabric.autocast():
+            return segmentation_loss(loss, network(prepare(images)), labels, loss.count(labels), recipe.loss)
+
+    states = 0 if optimizer.state else 2 if recipe.optimizer.name == "adamw" else int(recipe.optimizer.momentum > 0)
+    try_step(model, compute_loss, states, recipe, crops)
+    if recipe.cuda_graph and fabric.world_size == 1:
+        network = recorded(model, prepare(images), fabric.autocast)
+    return network
+
+
+def _validate(
+    fabric: "Fabric",
+    recipe: Recipe,
+    model: Segmenter,
+    data: SegmentationDataset,
+    metrics: Sequence[MetricFactory],
+    best_worst: BestWorstImages | None,
+) -> Evaluation:
+    """Score whole images of the validation split, each once over all ranks."""
+    predictor = Predictor(model, precision="32" if recipe.precision == "32" else "bf16")
+    on_batch = None if best_worst is None else best_worst.update
+    workers = _reading_workers(recipe, data, fabric.world_size)
+    evaluation = evaluate(predictor, data, metrics=metrics, workers=workers, on_batch=on_batch)
+    if best_worst is not None:
+        best_worst.gather()
+    return evaluation
+
+
+def _class_weights(fabric: "Fabric", recipe: Recipe, data: SegmentationDataset) -> Tensor | None:
+    """Return the factor per class; "log" reads every training label."""
+    setting = recipe.loss.class_weights
+    if setting == "none":
+        return None
+    if setting != "log":
+        return torch.tensor(setting, device=fabric.device)
+    counts = torch.zeros(IGNORE + 1, dtype=torch.int64)
+    workers = _reading_workers(recipe, data, fabric.world_size)
+    for batch in EvaluationLoader(data, workers=workers, rank=fabric.global_rank, ranks=fabric.world_size):
+        counts += torch.bincount(batch.labels.flatten(), minlength=IGNORE + 1)
+    return log_class_weights(_sum_over_ranks(counts[: len(data.classes)].to(fabric.device)))
+
+
+def _reading_workers(recipe: Recipe, data: SegmentationDataset, ranks: int) -> int:
+    """Return how many processes read a dataset once; cached data needs none."""
+    return 0 if recipe.data.cache else worthwhile(recipe.data.workers, len(data) // ranks)
+
+
+def _sum_over_ranks(tensor: Tensor) -> Tensor:
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(tensor)
+    return tensor

@@ -1,0 +1,62 @@
+"""Optimizers and the learning-rate schedule."""
+
+import logging
+import math
+
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from caaseg.config import OptimizerRecipe
+
+logger = logging.getLogger(__name__)
+
+
+def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, fused: bool = False) -> Optimizer:
+    """Create SGD or AdamW. Weight decay applies to kernels only; parameters outside the backbone have an LR factor."""
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        groups.setdefault((name.startswith("backbone."), parameter.ndim > 1), []).append(parameter)
+    settings = [
+        {
+            "params": parameters,
+            "weight_decay": recipe.weight_decay if is_kernel else 0.0,
+            "factor": 1.0 if in_backbone else recipe.head_lr_factor,
+        }
+        for (in_backbone, is_kernel), parameters in groups.items()
+    ]
+    if recipe.name == "adamw":
+        return AdamW(settings, lr=recipe.lr, fused=fused)
+    return SGD(settings, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
+
+
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate of all parameter groups, each times its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["factor"]
+
+
+def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
+    """Return the learning rate of a step, counted from 0. It depends on nothing else, so a resumed run has the same.
+
+    The warm-up multiplies the schedule: its factor reaches 1 in the step after the last warm-up step.
+    """
+    remaining = 1 - step / steps
+    decay = remaining**recipe.power if recipe.schedule == "poly" else (1 - math.cos(math.pi * remaining)) / 2
+    return recipe.lr * decay * min(1.0, (step + 1) / (warmup_steps(steps, recipe) + 1))
+
+
+def warmup_steps(steps: int, recipe: OptimizerRecipe) -> int:
+    """Return the length of the warm-up: 10% of the run if the recipe's is as long as the run or longer."""
+    return recipe.warmup_steps if recipe.warmup_steps < steps else steps // 10
+
+
+def warn_about_warmup(steps: int, recipe: OptimizerRecipe) -> None:
+    """Log that the warm-up was shortened, if it was."""
+    shortened = warmup_steps(steps, recipe)
+    if shortened != recipe.warmup_steps:
+        logger.warning(
+            "optimizer.warmup_steps is %d, but the run has %d steps: the warm-up is shortened to %d steps",
+            recipe.warmup_steps,
+            steps,
+            shortened,
+        )
