@@ -21,7 +21,7 @@ from caaseg.models import load_model
 from caaseg.recipes import load_recipe
 from caaseg.reports.demo import Contender, finding, write_demo_page
 from caaseg.reports.scores import scores_as_json
-from caaseg.training import run as runs
+from caaseg.training import checkpoints as runs
 from caaseg.training.loop import Progress
 from caaseg.training.loop import TrainingResult as Result
 from caaseg.training.metrics_log import FILE as JOURNAL

@@ -33,10 +33,11 @@ from caaseg.models.predictor import Precision, Predictor
 from caaseg.recipes import differences, plain_recipe, read_recipe
 from caaseg.reproduce.grid import Cell, Grid, Manner
 from caaseg.training import checkpoints
+from caaseg.training.checkpoints import MAY_CHANGE
 from caaseg.training.loop import Progress
 from caaseg.training.metrics_log import FILE as JOURNAL
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.run import MAY_CHANGE, train
+from caaseg.training.run import train
 from caaseg.training.setup import open_split
 
 MARGIN = 1.1  # of the time that a cell is thought to take

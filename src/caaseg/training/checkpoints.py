@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, read without running code, damaged files skipped."""
+"""Checkpoints and resuming: written atomically, read without running code, damaged files skipped."""
 
 import logging
 import pickle
@@ -10,13 +10,44 @@ from typing import Any
 
 import torch
 
+from caaseg.config import Recipe
 from caaseg.files import atomic_write
+from caaseg.recipes import differences, load_recipe
+from caaseg.training.setup import is_first_rank
 
 logger = logging.getLogger(__name__)
 
 DIRECTORY = "checkpoints"
 MAX_CHECKPOINTS = 2
+RECIPE = "recipe.yaml"
+# Values that may differ on resume: they do not change the weights. A run that stops at bad files has skipped none.
+MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files"}
 KEYS = {"step", "model", "ema", "optimizer", "scaler", "best"}
+
+
+def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> dict[str, Any] | None:
+    """Return the state to resume from, None to start. Raises ValueError if the run has other settings.
+
+    Args:
+        recipe: the settings now.
+        run: the run directory.
+        resume: None starts a new run, "auto" resumes from the newest good checkpoint or starts if there is none, and a
+            path resumes from that checkpoint.
+    """
+    path = run / RECIPE
+    if resume is None:
+        # Other ranks get here after the first has started to write.
+        if is_first_rank() and (path.exists() or (run / DIRECTORY).exists()):
+            raise ValueError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
+        return None
+    if path.exists():
+        changed = {key: two for key, two in differences(load_recipe(path), recipe).items() if key not in MAY_CHANGE}
+        if changed:
+            listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
+            raise ValueError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
+    if str(resume) == "auto":
+        return newest_good_checkpoint(run)
+    return read_checkpoint(Path(resume))
 
 
 def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:

@@ -7,7 +7,6 @@ highest validation score) and, when the run is finished, model/.
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 
@@ -17,8 +16,8 @@ from caaseg.data.sample import SegmentationDataset
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.files import atomic_write
 from caaseg.models import Segmenter
-from caaseg.recipes import differences, load_recipe, save_recipe
-from caaseg.training import checkpoints
+from caaseg.recipes import load_recipe, save_recipe
+from caaseg.training.checkpoints import RECIPE, newest_step, state_to_resume
 from caaseg.training.loop import Progress, TrainingResult, train_loop
 from caaseg.training.losses import Loss
 from caaseg.training.memory import check_cache_fits, check_step_fits
@@ -36,10 +35,6 @@ from caaseg.training.setup import (
 )
 
 logger = logging.getLogger(__name__)
-
-RECIPE = "recipe.yaml"
-# Values that may differ on resume: they do not change the weights. A run that stops at bad files has skipped none.
-MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files"}
 
 
 def train(
@@ -61,7 +56,7 @@ def train(
     run = Path(out)
     processes = resolve_processes(device, devices)
     crops = _check_recipe(recipe, processes, model)
-    state = _state_to_resume(recipe, run, resume)
+    state = state_to_resume(recipe, run, resume)
     train_data, val_data = open_datasets(recipe) if data is None else data
     check_classes_of(recipe, train_data, val_data)
     if processes.device.type != "cuda":
@@ -98,7 +93,7 @@ def train(
                 progress=progress,
             )
     finally:
-        if start == checkpoints.newest_step(run) == 0 and is_first_rank():
+        if start == newest_step(run) == 0 and is_first_rank():
             (run / RECIPE).unlink(missing_ok=True)  # nothing was trained: the directory is free for other settings
         if dist.is_available() and dist.is_initialized() and not joined_before:
             dist.destroy_process_group()
@@ -125,20 +120,3 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
     if processes.total > 1 and processes.device.type != "cuda" and is_first_rank():
         logger.warning("synchronized batch norm is not available on CPU: each process uses its own batch statistics")
     return crops
-
-
-def _state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> dict[str, Any] | None:
-    path = run / RECIPE
-    if resume is None:
-        # Other ranks get here after the first has started to write.
-        if is_first_rank() and (path.exists() or (run / checkpoints.DIRECTORY).exists()):
-            raise ValueError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
-        return None
-    if path.exists():
-        changed = {key: two for key, two in differences(load_recipe(path), recipe).items() if key not in MAY_CHANGE}
-        if changed:
-            listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
-            raise ValueError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
-    if str(resume) == "auto":
-        return checkpoints.newest_good_checkpoint(run)
-    return checkpoints.read_checkpoint(Path(resume))
