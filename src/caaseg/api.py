@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from caaseg.benchmarks.timing import provenance
 from caaseg.config import Recipe
-from caaseg.data.loader import worthwhile
+from caaseg.data.loader import useful_workers
 from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import evaluate
 from caaseg.models import load_model
@@ -72,7 +72,7 @@ def write_report(recipe: Recipe, folder: Path, device: torch.device) -> None:
     evaluation = evaluate(
         Predictor(model, precision="32" if recipe.precision == "32" else "bf16"),
         data,
-        workers=worthwhile(recipe.data.workers, len(data)),
+        workers=useful_workers(recipe.data.workers, len(data)),
         seen=extremes.see,
     )
     write_run_page(

@@ -70,7 +70,8 @@ def evaluate(
         raise ValueError("the dataset has no images to score; check its folder and its split")
     several = dist.is_available() and dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if several else (0, 1)
-    loader = EvaluationLoader(dataset, batch_size=batch_size, workers=workers, rank=rank, ranks=ranks)
+    pin = predictor.device.type == "cuda"
+    loader = EvaluationLoader(dataset, batch_size=batch_size, workers=workers, rank=rank, ranks=ranks, pin_memory=pin)
     num_classes = len(dataset.classes)
     matrix = ConfusionMatrix(num_classes, predictor.device)
     boundaries = BoundaryCounts(num_classes, predictor.device) if boundary else None

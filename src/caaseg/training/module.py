@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from caaseg.config import OptimizerRecipe, Recipe
-from caaseg.data.loader import EvaluationLoader, TrainingLoader, worthwhile
+from caaseg.data.loader import EvaluationLoader, TrainingLoader, useful_workers
 from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
 from caaseg.data.transforms import normalize
 from caaseg.evaluation.metrics import ConfusionMatrix
@@ -139,6 +139,7 @@ class TrainingModule(L.LightningModule):
             rank=self.global_rank,
             ranks=self.ranks,
             bad_files=data.bad_files,
+            pin_memory=self.device.type == "cuda",
         )
 
     def training_step(self, batch: Batch, index: int) -> None:
@@ -263,8 +264,9 @@ class TrainingModule(L.LightningModule):
 
     def _samples_of(self, data: SegmentationDataset) -> EvaluationLoader:
         """This rank's share of a dataset, one by one; what is in memory needs no processes to read it."""
-        workers = 0 if self.recipe.data.cache else worthwhile(self.recipe.data.workers, len(data) // self.ranks)
-        return EvaluationLoader(data, workers=workers, rank=self.global_rank, ranks=self.ranks)
+        workers = 0 if self.recipe.data.cache else useful_workers(self.recipe.data.workers, len(data) // self.ranks)
+        pin = self.device.type == "cuda"
+        return EvaluationLoader(data, workers=workers, rank=self.global_rank, ranks=self.ranks, pin_memory=pin)
 
     def _over_ranks(self, tensor: Tensor) -> Tensor:
         """The sum over all ranks."""

@@ -8,7 +8,6 @@ import torch
 
 from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find, open_dataset
-from caaseg.data.joined import JoinedDataset
 from caaseg.data.sample import SegmentationDataset
 from caaseg.models import Segmenter, load_model
 from caaseg.models.weights import check_fits, load_backbone_weights
@@ -48,10 +47,9 @@ def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
         )
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
     try:
-        parts = [open_dataset(data.dataset, root, name, **options) for name in names.split("+")]
+        return open_dataset(data.dataset, root, names, **options)
     except TypeError as error:  # an option that the dataset does not have
         raise ValueError(f"data.options is {data.options}, which {data.dataset} does not take: {error}") from error
-    return parts[0] if len(parts) == 1 else JoinedDataset(parts)
 
 
 def build_model(recipe: Recipe, data: SegmentationDataset, init_from: str | Path | None = None) -> Segmenter:
