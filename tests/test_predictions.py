@@ -21,12 +21,12 @@ import caaseg
 from caaseg.cli import main
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.decode import read_image
-from caaseg.data.inputs import Picture
+from caaseg.data.inputs import InputImage
 from caaseg.data.labels import distinct_colors
 from caaseg.drawing.sheet import overlay
 from caaseg.models.predictor import Predictor
 from caaseg.predictions import Manner, Subject, Task, predict_pictures
-from tests.data.test_fuzz import images, mutated
+from tests.data.damage import encoded_images, mutated
 
 CLASSES = 6
 
@@ -329,7 +329,7 @@ class Failing(nn.Module):
 )
 def test_a_picture_on_which_the_model_fails_does_not_stop_the_rest(error: Exception, message: str, place: Path) -> None:
     Image.new("RGB", (120, 10)).save("wide.png")
-    pictures = [Picture(Path("wide.png"), Path("wide")), Picture(Path("photos/y.jpg"), Path("y"))]
+    pictures = [InputImage(Path("wide.png"), Path("wide")), InputImage(Path("photos/y.jpg"), Path("y"))]
     subject = Subject(Failing(error), 3, None, distinct_colors(3), "")
     bad, good = predict_pictures(Task(subject=subject, manner=Manner(), out=place / "out"), pictures)
     assert bad.message is not None
@@ -346,7 +346,9 @@ def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) 
     (place / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
     task = Task(subject=Subject(nn.Identity(), 3, None, distinct_colors(3), ""), manner=Manner(), out=place / "out")
     with pytest.raises(OSError, match="No space left"):
-        predict_pictures(task, [Picture(Path("photos/y.jpg"), Path("y")), Picture(Path("photos/a/x.png"), Path("x"))])
+        predict_pictures(
+            task, [InputImage(Path("photos/y.jpg"), Path("y")), InputImage(Path("photos/a/x.png"), Path("x"))]
+        )
     assert not (place / "out/labels/x.png").exists()
 
 
@@ -373,7 +375,7 @@ def test_bad_words_end_with_one_message(
 
 def test_the_limit_of_pixels_can_be_moved(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96 - 1)) == 2
-    assert "photos/y.jpg: 96 x 72 pixels; expected at most 6,911; scale or cut the image, or raise" in (
+    assert "photos/y.jpg: 96 x 72 pixels; expected at most 6,911; resize or crop the image, or raise" in (
         capsys.readouterr().err
     )
     assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96)) == 0
@@ -437,7 +439,7 @@ def test_two_plain_processes_share_the_list_and_one_that_is_killed_loses_nothing
 
 def damaged(model: Path, place: Path, number: int, seed: int) -> None:
     """So many damaged files: each ends in labels that can be read, or in a message that names it."""
-    rng, seeds = np.random.default_rng(seed), images()
+    rng, seeds = np.random.default_rng(seed), encoded_images()
     folder = place / "damaged"
     folder.mkdir()
     for k in range(number):

@@ -1,4 +1,4 @@
-"""torchvision beside any torch."""
+"""torchvision can be imported next to any torch."""
 
 import os
 import subprocess
@@ -7,39 +7,30 @@ from pathlib import Path
 
 import caaseg
 
-PROBE = """
-from caaseg.torchvision_compat import declare_missing_operators
-declare_missing_operators()
-import torch, torchvision
-from torchvision.transforms.v2 import functional
-declare_missing_operators.cache_clear()
-declare_missing_operators()  # again, where they now exist
-print(functional.horizontal_flip_image(torch.arange(3).reshape(1, 1, 3)).tolist())
-"""
+PROBE = Path(__file__).with_name("torchvision_probe.py")
+SOURCE = str(Path(caaseg.__file__).parents[1])
 
 
-def test_torchvision_imports_and_transforms_after_the_declaration() -> None:
-    result = subprocess.run([sys.executable, "-W", "error", "-c", PROBE], capture_output=True, text=True, check=False)
-    assert result.stderr == ""
-    assert result.stdout.strip() == "[[[2, 1, 0]]]"
-
-
-def test_what_torchvision_declares_itself_is_left_to_it(tmp_path: Path) -> None:
-    """However its library is called: declared twice, an operator ends the process."""
-    (tmp_path / "torchvision").mkdir()
-    own = 'import torch; torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float x) -> Tensor")'
-    (tmp_path / "torchvision" / "__init__.py").write_text(own)
-    probe = (
-        "from caaseg.torchvision_compat import declare_missing_operators; declare_missing_operators(); "
-        "import torch, torchvision; print(torch.ops.torchvision.nms.default._schema.arguments[2].name)"
-    )
-    source = str(Path(caaseg.__file__).parents[1])
+def run_probe(name: str, *, path: tuple[str, ...] = ()) -> str:
+    """Run a function of the probe in a fresh process, with further directories to import from."""
     result = subprocess.run(
-        [sys.executable, "-c", probe],
+        [sys.executable, "-W", "error", str(PROBE), name],
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), source])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([*path, SOURCE])},
     )
     assert result.stderr == ""
-    assert result.stdout.strip() == "x"
+    return result.stdout.strip()
+
+
+def test_torchvision_transforms_work_after_the_declaration() -> None:
+    assert run_probe("flip") == "[[[2, 1, 0]]]"
+
+
+def test_operators_that_torchvision_declares_are_not_declared_again(tmp_path: Path) -> None:
+    """Declaring an operator twice ends the process."""
+    (tmp_path / "torchvision").mkdir()
+    own = 'import torch; torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float x) -> Tensor")'
+    (tmp_path / "torchvision" / "__init__.py").write_text(own)
+    assert run_probe("argument_name", path=(str(tmp_path),)) == "x"

@@ -9,7 +9,7 @@ import torch
 
 from caaseg.benchmarks.timing import provenance
 from caaseg.config import Recipe
-from caaseg.data.loader import worthwhile
+from caaseg.data.loader import useful_workers
 from caaseg.data.sample import SegmentationDataset
 from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation, evaluate
@@ -108,7 +108,7 @@ def _score(
 ) -> tuple[Evaluation, BestWorstImages]:
     best_worst = BestWorstImages(len(data.classes))
     predictor = Predictor(load_model(run / "model").to(device), precision="32" if recipe.precision == "32" else "bf16")
-    workers = worthwhile(recipe.data.workers, len(data))
+    workers = useful_workers(recipe.data.workers, len(data))
     return evaluate(predictor, data, workers=workers, on_batch=best_worst.update), best_worst
 
 

@@ -29,7 +29,7 @@ from caaseg.benchmarks.timing import is_out_of_memory
 from caaseg.claims import Claims
 from caaseg.config import OutputStride
 from caaseg.data.decode import MAX_PIXELS, read_image
-from caaseg.data.inputs import Picture
+from caaseg.data.inputs import InputImage
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import BadFileError, Color
 from caaseg.drawing.label_files import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
@@ -167,7 +167,7 @@ def open_subject(
 
 def predict_pictures(
     task: Task,
-    pictures: Sequence[Picture],
+    pictures: Sequence[InputImage],
     *,
     share: tuple[int, int] = (0, 1),
     report: Callable[[str, int, int | None], None] = lambda *_: None,
@@ -190,7 +190,7 @@ def predict_pictures(
             _record(task)
         # Those that another process is at are looked at again when the rest is done.
         for wait in (False, True):
-            busy: list[Picture] = []
+            busy: list[InputImage] = []
             for picture in mine:
                 with claims.claimed(str(picture.name), wait=wait) as ours:
                     if ours:
@@ -256,7 +256,7 @@ def _record(task: Task) -> None:
         aside.write_text(json.dumps({"caaseg": caaseg.__version__, "made_by": made_by}, indent=1) + "\n")
 
 
-def _outcome(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
+def _outcome(task: Task, predictor: Predictor, picture: InputImage) -> Outcome:
     path = picture.path
     try:
         return _there_already(task, picture) or _predicted(task, predictor, picture)
@@ -277,7 +277,7 @@ def _outcome(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
     return Outcome(image=str(path), message=message)
 
 
-def _there_already(task: Task, picture: Picture) -> Outcome | None:
+def _there_already(task: Task, picture: InputImage) -> Outcome | None:
     """The outcome of a picture that is done: all that is asked for is there, and made from the file as it is."""
     places = _places(task.out, picture.name)
     note = _note(places)
@@ -304,7 +304,7 @@ def _note(places: "Places") -> dict[str, Any]:
     return note if isinstance(note, dict) else {}
 
 
-def _predicted(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
+def _predicted(task: Task, predictor: Predictor, picture: InputImage) -> Outcome:
     started = time.perf_counter()
     places, subject = _places(task.out, picture.name), task.subject
     note = _fingerprint(picture.path)

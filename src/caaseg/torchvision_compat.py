@@ -1,4 +1,4 @@
-"""Makes torchvision importable beside a torch that its compiled operators were not built for."""
+"""Make torchvision importable next to a torch build that its compiled operators do not match."""
 
 import sys
 from functools import cache
@@ -9,23 +9,24 @@ import torch
 
 @cache
 def declare_missing_operators() -> None:
-    """Call before the first `import torchvision`, or of a package that imports it, such as timm.
+    """Declare `torchvision::nms` and `torchvision::qnms` if importing torchvision fails without them.
 
-    The registry's torchvision wheel is built for CUDA torch. Beside a CPU-only torch its library does not load, and
-    its Python side then fails on import, because it describes two operators that nothing has declared ("operator
-    torchvision::nms does not exist", then "qnms"). Declared without an implementation they let the import pass; the
-    transforms and timm's networks call neither. Where torchvision imports as it is, nothing is declared: what its own
-    library registers must not be there before.
+    Call this before the first import of torchvision, or of a package that imports it, such as timm.
+
+    PyPI's torchvision wheel is built for CUDA torch. With a CPU-only torch its library does not load, and its Python
+    code then fails on import ("operator torchvision::nms does not exist", then "qnms"). Declaring both operators
+    without an implementation is enough: neither the transforms nor timm's models call them. If torchvision imports
+    normally, nothing is declared, because declaring an operator twice is an error.
     """
     if find_spec("torchvision") is None:
-        return  # its own import says so better
+        return  # the caller's own import raises a clear error
     try:
         import torchvision  # noqa: F401
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
         for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]  # what was imported so far is imported again
+            del sys.modules[name]  # partly imported modules must be imported again
         for name in ("nms", "qnms"):
             if not hasattr(torch.ops.torchvision, name):
                 schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"

@@ -1,4 +1,4 @@
-"""Kept data: the same samples, every file decoded once, memory shared with the processes that read it."""
+"""CachedDataset: identical samples, each file decoded once, memory shared with worker processes."""
 
 import logging
 import multiprocessing
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from caaseg.config import Augmentation
-from caaseg.data import cache as kept_module
+from caaseg.data import cache
 from caaseg.data.cache import CachedDataset, estimated_bytes
 from caaseg.data.datasets.camvid import CamVid
 from caaseg.data.datasets.scenes import Scenes
@@ -25,7 +25,7 @@ AUGMENTATION = Augmentation(crop=(24, 32), scale_step=None, brightness=32, contr
 
 
 class Noise:
-    """Samples of many sizes, some of which cannot be read; it counts who was asked for."""
+    """Samples of many sizes, some unreadable; counts how often each index is read."""
 
     classes: tuple[str, ...] = Scenes.classes
     palette: tuple[Color, ...] = Scenes.palette
@@ -33,19 +33,21 @@ class Noise:
     def __init__(self, length: int, bad: set[int]) -> None:
         self.length = length
         self.bad = bad
-        self.asked: Counter[int] = Counter()
+        self.reads: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> Sample:
-        self.asked[index] += 1
+        self.reads[index] += 1
         if index in self.bad:
             raise BadFileError(f"images/{index}.png: cut off; replace or remove the file")
         rng = torch.Generator().manual_seed(index)
         height, width = 20 + index, 30 - index
         image = torch.randint(256, (height, width, 3), generator=rng, dtype=torch.uint8).permute(2, 0, 1)
-        label = torch.randint(8, (height, width + 5), generator=rng, dtype=torch.uint8)  # wider: its lines lie apart
+        label = torch.randint(
+            8, (height, width + 5), generator=rng, dtype=torch.uint8
+        )  # wider, so that the crop below is not dense
         return Sample(image, label[:, :width], f"noise {index}")
 
 
@@ -57,23 +59,25 @@ def assert_same(ours: Sample, expected: Sample) -> None:
 
 
 def test_samples_are_the_same_bit_for_bit_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "BLOCK_BYTES", 5000)  # so that there are several
+    monkeypatch.setattr(cache, "BLOCK_BYTES", 5000)  # several blocks
     noise = Noise(12, bad=set())
-    kept = CachedDataset(noise)
-    assert noise.asked == dict.fromkeys(range(12), 1)
-    assert len(kept) == 12
-    assert (kept.classes, kept.palette) == (noise.classes, noise.palette)
+    cached = CachedDataset(noise)
+    assert noise.reads == dict.fromkeys(range(12), 1)
+    assert len(cached) == 12
+    assert (cached.classes, cached.palette) == (noise.classes, noise.palette)
     for _ in range(2):
         for index in (3, 0, 11, *range(12)):
-            assert_same(kept[index], Noise(12, bad=set())[index])
-            assert kept[index].image.stride() == noise[index].image.stride()  # what is fastest to resize stays so
+            assert_same(cached[index], Noise(12, bad=set())[index])
+            assert (
+                cached[index].image.stride() == noise[index].image.stride()
+            )  # memory order matters for the speed of resizing
 
 
-def test_an_image_larger_than_a_block_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "BLOCK_BYTES", 100)
-    kept = CachedDataset(Noise(3, bad=set()))
+def test_an_image_larger_than_a_block_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "BLOCK_BYTES", 100)
+    cached = CachedDataset(Noise(3, bad=set()))
     for index in range(3):
-        assert_same(kept[index], Noise(3, bad=set())[index])
+        assert_same(cached[index], Noise(3, bad=set())[index])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -88,54 +92,54 @@ def test_batches_are_the_same_with_the_files_gone(workers: int, tmp_path: Path) 
 
     dataset = CamVid(tmp_path, "train")
     expected = batches(dataset)
-    kept = CachedDataset(dataset)
+    cached = CachedDataset(dataset)
     shutil.rmtree(tmp_path)
-    found = batches(kept)
+    found = batches(cached)
     for ours, theirs in zip(found, expected, strict=True):
         assert len(ours) == len(theirs) > 0
         assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
-    assert all(map(torch.equal, batches(kept)[0], expected[0]))  # augmenting changed nothing that is held
+    assert all(map(torch.equal, batches(cached)[0], expected[0]))  # augmentation did not change the cache
 
 
-def write_into(dataset: CachedDataset, seen: Tensor) -> None:
+def write_into(dataset: CachedDataset, sums: Tensor) -> None:
     for index in range(len(dataset)):
-        seen[index] = int(dataset[index].image.sum())
+        sums[index] = int(dataset[index].image.sum())
         dataset[index].image[0, 0, 0] = 77
 
 
-def test_a_spawned_process_is_given_the_memory_and_no_copy() -> None:
-    kept = CachedDataset(Noise(5, bad=set()))
-    sums = [int(kept[index].image.sum()) for index in range(5)]
-    seen = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-    process = multiprocessing.get_context("spawn").Process(target=write_into, args=(kept, seen))
+def test_a_spawned_process_shares_the_memory() -> None:
+    cached = CachedDataset(Noise(5, bad=set()))
+    expected = [int(cached[index].image.sum()) for index in range(5)]
+    sums = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+    process = multiprocessing.get_context("spawn").Process(target=write_into, args=(cached, sums))
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert seen.tolist() == sums
-    assert [int(kept[index].image[0, 0, 0]) for index in range(5)] == [77] * 5
+    assert sums.tolist() == expected
+    assert [int(cached[index].image[0, 0, 0]) for index in range(5)] == [77] * 5
 
 
 def test_a_bad_file_is_reported_when_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     noise = Noise(10, bad={4})
-    kept = CachedDataset(noise)
-    assert_same(kept[5], noise[5])
+    cached = CachedDataset(noise)
+    assert_same(cached[5], noise[5])
     with pytest.raises(BadFileError, match=r"^images/4\.png: cut off; replace or remove the file$"):
-        kept[4]
+        cached[4]
 
     def skipping(dataset: Any) -> tuple[list[tuple[str, ...]], dict[int, str]]:
         loader = TrainingLoader(dataset, AUGMENTATION, batch_size=5, bad_files="skip", bad_share=0.1)
         return [batch.names for batch in islice(loader, 4)], loader.skipped
 
     with caplog.at_level(logging.WARNING):
-        assert skipping(kept) == skipping(noise)
+        assert skipping(cached) == skipping(noise)
     assert caplog.messages == ["skipped images/4.png: cut off; replace or remove the file"] * 2
-    for loader in (TrainingLoader(kept, AUGMENTATION, batch_size=10), EvaluationLoader(kept)):
+    for loader in (TrainingLoader(cached, AUGMENTATION, batch_size=10), EvaluationLoader(cached)):
         with pytest.raises(BadFileError, match=r"^images/4\.png: cut off; replace or remove the file$"):
             list(islice(loader, 10))
 
 
-def test_what_is_kept_is_estimated_from_the_first_that_can_be_read() -> None:
+def test_memory_is_estimated_from_the_first_readable_sample() -> None:
     noise = Noise(9, bad={0, 1})
     assert estimated_bytes(noise) == 9 * 4 * 22 * 28
-    assert noise.asked == {0: 1, 1: 1, 2: 1}
+    assert noise.reads == {0: 1, 1: 1, 2: 1}
     assert estimated_bytes(Noise(2, bad={0, 1})) == 0

@@ -1,16 +1,18 @@
-"""The catalogue holds together, and opening a dataset finds what is missing first."""
+"""The catalogue agrees with its datasets; opening a split reports missing files."""
 
 from pathlib import Path
 
 import pytest
 
 from caaseg.cli import main
-from caaseg.data.catalogue import DATASETS, open_dataset, splits
-from caaseg.data.sample import BadFileError
+from caaseg.data.catalogue import DATASETS, ConcatSplits, open_dataset, splits, with_palette
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.labels import distinct_colors
+from caaseg.data.sample import BadFileError, Sample, SegmentationDataset
 from tests.data import trees
 
 
-def test_every_entry_says_what_its_dataset_says(tmp_path: Path) -> None:
+def test_entries_agree_with_their_datasets(tmp_path: Path) -> None:
     trees.camvid(tmp_path / "camvid")
     trees.cityscapes(tmp_path / "cityscapes")
     trees.coco_stuff_164k(tmp_path / "coco_stuff_164k")
@@ -38,25 +40,25 @@ def test_classes_and_official_counts(name: str, classes: int, counts: dict[str, 
     assert entry.counts == counts
 
 
-def test_a_folder_has_the_splits_that_are_in_it_and_takes_options(tmp_path: Path) -> None:
+def test_the_splits_of_a_folder_depend_on_its_content(tmp_path: Path) -> None:
     for name in "abcd":
-        trees.save_picture(tmp_path / "images" / f"{name}.png")
+        trees.save_image(tmp_path / "images" / f"{name}.png")
         trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1))
     (tmp_path / "classes.yaml").write_text("classes: [x, y]")
     assert splits("folder", tmp_path) == ("train", "val")
     assert len(open_dataset("folder", tmp_path, "val", val_fraction=0.5, seed=3)) == 2
 
 
-def test_missing_files_are_found_when_a_dataset_is_opened(tmp_path: Path) -> None:
+def test_missing_files_are_reported_when_a_dataset_is_opened(tmp_path: Path) -> None:
     trees.camvid(tmp_path)
     (tmp_path / "train" / "0001TP_train1.png").unlink()
-    with pytest.raises(BadFileError, match=r"_train1\.png: no such file; run caaseg data check camvid to see all"):
+    with pytest.raises(BadFileError, match=r"_train1\.png: no such file; run caaseg data check camvid to list all"):
         open_dataset("camvid", tmp_path, "train")
     (tmp_path / "trainannot" / "0001TP_train2.png").unlink()
     with pytest.raises(BadFileError, match=r"train1\.png: no such file, and 1 more files of split train are missing"):
         open_dataset("camvid", tmp_path, "train")
     (tmp_path / "val.txt").write_text("\n")
-    with pytest.raises(BadFileError, match="no images in split val of camvid; expected some"):
+    with pytest.raises(BadFileError, match="no images in split val of camvid; expected at least one"):
         open_dataset("camvid", tmp_path, "val")
 
 
@@ -73,3 +75,37 @@ def test_the_list_shows_classes_sizes_splits_and_how(capsys: pytest.CaptureFixtu
     for words in ("171 classes", "118287", "480 x 360", "2048 x 1024", "www.cityscapes-dataset.com", "not verified"):
         assert words in shown
     assert "…" not in shown  # nothing is cut off on 80 columns
+
+
+def test_several_splits_open_as_one(tmp_path: Path) -> None:
+    trees.camvid(tmp_path)
+    parts = [open_dataset("camvid", tmp_path, split) for split in ("train", "val")]
+    joined = open_dataset("camvid", tmp_path, "train+val")
+    assert len(joined) == 5
+    assert [joined[k].name for k in range(5)] == [part[k].name for part in parts for k in range(len(part))]
+    assert (joined.classes, joined.palette) == (parts[0].classes, parts[0].palette)
+    with pytest.raises(
+        ValueError, match="splits of 11 and 8 classes cannot be concatenated; expected the same classes"
+    ):
+        ConcatSplits([parts[0], Scenes()])
+
+
+class WithoutPalette:
+    """A dataset of a user who does not care about colors."""
+
+    classes: tuple[str, ...] = Scenes.classes
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Sample:
+        return Scenes(length=2, size=(64, 64))[index]
+
+
+def test_a_missing_palette_is_replaced_by_distinct_colors() -> None:
+    dataset: SegmentationDataset = with_palette(WithoutPalette())  # type: ignore[arg-type]
+    assert dataset.palette == distinct_colors(8)
+    assert dataset.classes == Scenes.classes
+    assert [dataset[k].name for k in range(len(dataset))] == ["train-0-000000", "train-0-000001"]
+    scenes = Scenes()
+    assert with_palette(scenes) is scenes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from caaseg.data.labels import ColorTable, LabelTable, distinct_colors, shipped_classes
+from caaseg.data.labels import ColorTable, LabelTable, distinct_colors, load_class_table
 from caaseg.data.sample import IGNORE, BadFileError
 
 HERE = Path("mask.png")
@@ -70,23 +70,23 @@ def test_made_colors_are_distinct_and_never_black() -> None:
     ],
 )
 def test_shipped_tables_are_whole(dataset: str, number: int, first: tuple[int, str], last: tuple[int, str]) -> None:
-    classes = shipped_classes(dataset)
-    assert len(classes.raw) == len(set(classes.raw)) == number
+    classes = load_class_table(dataset)
+    assert len(classes.values) == len(set(classes.values)) == number
     assert len(set(classes.names)) == len(set(classes.palette)) == number
     assert all(isinstance(name, str) for name in classes.names)
     assert all(len(color) == 3 and all(0 <= part <= 255 for part in color) for color in classes.palette)
-    assert list(classes.raw) == sorted(classes.raw)
-    assert (classes.raw[0], classes.names[0]) == first
-    assert (classes.raw[-1], classes.names[-1]) == last
+    assert list(classes.values) == sorted(classes.values)
+    assert (classes.values[0], classes.names[0]) == first
+    assert (classes.values[-1], classes.names[-1]) == last
 
 
 def test_coco_stuff_leaves_out_the_eleven_empty_ids() -> None:
-    raw = shipped_classes("coco_stuff").raw
+    raw = load_class_table("coco_stuff").values
     assert sorted(set(range(1, 183)) - set(raw)) == [12, 26, 29, 30, 45, 66, 68, 69, 71, 83, 91]
     assert sum(value < 92 for value in raw) == 80
 
 
 def test_cityscapes_ids_are_the_official_ones() -> None:
-    assert shipped_classes("cityscapes").raw == (
+    assert load_class_table("cityscapes").values == (
         *(7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33),
     )

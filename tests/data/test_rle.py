@@ -51,10 +51,10 @@ def test_any_other_text_is_a_value_error(counts: str, height: int, width: int) -
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ("06", "runs of 6 pixels in all; expected 2 x 2 = 4"),
-        ("", "cut short"),
-        ("P", "cut short"),
-        ("~", "characters of no meaning"),
+        ("06", "run lengths add up to 6 pixels; expected 2 x 2 = 4"),
+        ("", "truncated"),
+        ("P", "truncated"),
+        ("~", "invalid characters"),
         ("o" * 14 + "0", "more than 60 bits"),
     ],
 )

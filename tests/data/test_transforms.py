@@ -1,4 +1,4 @@
-"""Transforms against their definition: the whole image scaled, slowly, then cropped."""
+"""Transforms agree with their definition: scale the whole image, then crop."""
 
 from math import floor
 from typing import Any
@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from caaseg.config import Augmentation
 from caaseg.data.sample import IGNORE, Sample
-from caaseg.data.transforms import GRAY, UNIT, View, augment, draw_view, normalize, padded, view_of
+from caaseg.data.transforms import GRAY, UNIT, AugmentationParams, augment, draw_params, normalize, pad
 
 seeds = st.integers(0, 2**31)
 lengths = st.integers(1, 40)
 scales = st.one_of(st.sampled_from([512, 768, 1024, 1280, 1536, 1792, 2048]), st.integers(512, 2048))
-places = st.floats(0, 1, exclude_max=True)
+positions = st.floats(0, 1, exclude_max=True)
 
-PLAIN = View(scale=UNIT, down=0.0, right=0.0, flip=False, brightness=0.0, contrast=1.0, saturation=1.0)
+PLAIN = AugmentationParams(scale=UNIT, down=0.0, right=0.0, flip=False, brightness=0.0, contrast=1.0, saturation=1.0)
 
 
 def noise(height: int, width: int, seed: int) -> Sample:
@@ -30,43 +30,49 @@ def noise(height: int, width: int, seed: int) -> Sample:
     return Sample(image.permute(2, 0, 1), label, "noise")
 
 
-def landing(length: int, crop: int, scale: int, place: float) -> tuple[int, int, int, float]:
-    """Where the crop starts on the source, where the source starts on the crop, how many pixels show it, the scale.
+def axis_window(length: int, crop: int, scale: int, position: float) -> tuple[int, int, int, float]:
+    """Return the start of the crop in the source, the start of the source in the crop, its length, and the scale.
 
-    Where scaling adds less than a pixel to what is read of an axis, the axis stays as it is.
+    If scaling adds less than one pixel to the source window, the axis is not scaled.
     """
     scaled = floor(length * scale / UNIT)
     window = length if scaled <= crop else int(np.ceil(crop * UNIT / scale))
     exact = 1.0 if floor(window * scale / UNIT) == window else scale / UNIT
     if scaled <= crop:
-        return 0, floor(place * (crop - scaled + 1)), scaled, exact
-    return floor(place * (length - window + 1)), 0, crop, exact
+        return 0, floor(position * (crop - scaled + 1)), scaled, exact
+    return floor(position * (length - window + 1)), 0, crop, exact
 
 
 def filtering(length: int, start: int, out: int, scale: float) -> NDArray[np.float64]:
-    """Antialiased bilinear weights of every source pixel (columns) in each of `out` pixels from `start` on (rows)."""
+    """Return the antialiased bilinear weights, (out, length), of the source pixels for each output pixel."""
     support = max(1.0, 1 / scale)
-    middles = start + (np.arange(out) + 0.5) / scale
-    weights = np.maximum(0, 1 - abs(np.arange(length) + 0.5 - middles[:, None]) / support)
+    centers = start + (np.arange(out) + 0.5) / scale
+    weights = np.maximum(0, 1 - abs(np.arange(length) + 0.5 - centers[:, None]) / support)
     return np.asarray(weights / weights.sum(1, keepdims=True))
 
 
 @given(
-    height=lengths, width=lengths, crop=st.tuples(lengths, lengths), scale=scales, down=places, right=places, seed=seeds
+    height=lengths,
+    width=lengths,
+    crop=st.tuples(lengths, lengths),
+    scale=scales,
+    down=positions,
+    right=positions,
+    seed=seeds,
 )
-def test_a_view_is_the_scaled_image_cropped(
+def test_augmentation_is_the_scaled_image_cropped(
     height: int, width: int, crop: tuple[int, int], scale: int, down: float, right: float, seed: int
 ) -> None:
     sample = noise(height, width, seed)
-    image, label, name = view_of(sample, PLAIN._replace(scale=scale, down=down, right=right), crop)
+    image, label, name = augment(sample, PLAIN._replace(scale=scale, down=down, right=right), crop)
     assert image.shape == (3, *crop)
     assert label.shape == crop
     assert name == "noise"
 
-    scale = max(scale, int(np.ceil(UNIT / min(height, width))))  # an image never vanishes
+    scale = max(scale, int(np.ceil(UNIT / min(height, width))))  # at least one pixel remains
     (top, above, rows, down_scale), (left, beside, columns, right_scale) = (
-        landing(length, size, scale, place)
-        for length, size, place in ((height, crop[0], down), (width, crop[1], right))
+        axis_window(length, size, scale, position)
+        for length, size, position in ((height, crop[0], down), (width, crop[1], right))
     )
     shown = (slice(above, above + rows), slice(beside, beside + columns))
 
@@ -75,7 +81,7 @@ def test_a_view_is_the_scaled_image_cropped(
     expected = vertical @ sample.image.numpy().astype(np.float64) @ horizontal.T  # (3, rows, columns)
     difference = abs(image.numpy()[:, shown[0], shown[1]] - expected)
     inner = (slice(top > 0, rows - (rows == crop[0])), slice(left > 0, columns - (columns == crop[1])))
-    assert difference[:, inner[0], inner[1]].max(initial=0) < 1.6  # two passes, each rounded, weights of 16 bits
+    assert difference[:, inner[0], inner[1]].max(initial=0) < 1.6  # two passes, each rounded, with 16-bit weights
 
     for i in range(rows):
         for j in range(columns):
@@ -89,23 +95,25 @@ def test_a_view_is_the_scaled_image_cropped(
 
 
 @pytest.mark.parametrize("scale", [0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0])
-def test_on_whole_pixels_of_the_scaled_image_a_view_is_its_crop_bit_for_bit(scale: float) -> None:
+def test_crops_at_integer_positions_of_the_scaled_image_are_exact(scale: float) -> None:
     sample = noise(96, 120, seed=1)
     scaled = F.interpolate(sample.image[None], scale_factor=scale, mode="bilinear", antialias=True)[0]
-    start, crop = 16, (28, 35)  # pixel 16 of the source starts on a whole pixel at all these scales
+    start, crop = 16, (28, 35)  # source pixel 16 has an integer position at all these scales
     window = [int(np.ceil(side / scale)) for side in crop]
     down, right = ((start + 0.5) / (side - size + 1) for side, size in zip((96, 120), window, strict=True))
-    image = view_of(sample, PLAIN._replace(scale=int(scale * UNIT), down=down, right=right), crop).image
+    image = augment(sample, PLAIN._replace(scale=int(scale * UNIT), down=down, right=right), crop).image
     first = int(start * scale)
     expected = scaled[:, first : first + crop[0], first : first + crop[1]]
     assert torch.equal(image[:, 1:-1, 1:-1], expected[:, 1:-1, 1:-1])
 
 
 @given(height=lengths, width=lengths, crop=st.tuples(lengths, lengths), scale=scales, seed=seeds)
-def test_a_flip_mirrors_image_and_label(height: int, width: int, crop: tuple[int, int], scale: int, seed: int) -> None:
-    view = PLAIN._replace(scale=scale, down=0.3, right=0.8)
-    plain = view_of(noise(height, width, seed), view, crop)
-    flipped = view_of(noise(height, width, seed), view._replace(flip=True), crop)
+def test_flip_reverses_the_columns_of_image_and_label(
+    height: int, width: int, crop: tuple[int, int], scale: int, seed: int
+) -> None:
+    params = PLAIN._replace(scale=scale, down=0.3, right=0.8)
+    plain = augment(noise(height, width, seed), params, crop)
+    flipped = augment(noise(height, width, seed), params._replace(flip=True), crop)
     assert torch.equal(flipped.image, plain.image.flip(2))
     assert torch.equal(flipped.label, plain.label.flip(1))
 
@@ -113,71 +121,75 @@ def test_a_flip_mirrors_image_and_label(height: int, width: int, crop: tuple[int
 @given(
     brightness=st.floats(-255, 255),
     contrast=st.floats(0, 2),
-    saturation=st.one_of(st.just(1.0), st.floats(0, 2)),  # values are looked up where colors are not mixed
+    saturation=st.one_of(st.just(1.0), st.floats(0, 2)),  # saturation 1 uses the lookup table
     seed=seeds,
 )
 def test_colors_change_as_defined_and_padding_and_label_do_not(
     brightness: float, contrast: float, saturation: float, seed: int
 ) -> None:
     sample, crop = noise(5, 6, seed), (7, 6)
-    view = PLAIN._replace(brightness=brightness, contrast=contrast, saturation=saturation)
-    image, label, _ = view_of(sample, view, crop)
+    params = PLAIN._replace(brightness=brightness, contrast=contrast, saturation=saturation)
+    image, label, _ = augment(sample, params, crop)
     before = sample.image.double()
     luma = (before * torch.tensor([0.299, 0.587, 0.114], dtype=torch.float64).view(3, 1, 1)).sum(0)
     expected = luma + saturation * (before - luma)
     expected = 128 + contrast * (expected - 128) + brightness
     torch.testing.assert_close(image[:, :5].double(), expected.clamp(0, 255), rtol=0, atol=0.51)
     assert (image[:, 5:] == GRAY).all()
-    assert torch.equal(label, view_of(sample, PLAIN, crop).label)
+    assert torch.equal(label, augment(sample, PLAIN, crop).label)
 
 
 @given(
     scale=scales, flip=st.booleans(), brightness=st.sampled_from([0.0, 20.0]), saturation=st.sampled_from([1.0, 0.5])
 )
-def test_a_view_leaves_its_source_as_it_is(scale: int, flip: bool, brightness: float, saturation: float) -> None:
-    """Samples that are kept in memory are seen again and again."""
-    view = PLAIN._replace(scale=scale, flip=flip, brightness=brightness, saturation=saturation)
-    for crop in ((20, 25), (30, 20), (70, 70)):  # of the image's size, across its edge, around it
+def test_augmentation_does_not_change_its_source(scale: int, flip: bool, brightness: float, saturation: float) -> None:
+    """Cached samples are augmented repeatedly."""
+    params = PLAIN._replace(scale=scale, flip=flip, brightness=brightness, saturation=saturation)
+    for crop in ((20, 25), (30, 20), (70, 70)):  # equal to the image, across its edge, around it
         sample = noise(20, 25, seed=3)
-        seen = view_of(sample, view, crop)
-        seen.image.zero_()
-        seen.label.zero_()
-        preserve_state = noise(20, 25, seed=3)
-        assert torch.equal(sample.image, preserve_state.image)
-        assert torch.equal(sample.label, preserve_state.label)
+        result = augment(sample, params, crop)
+        result.image.zero_()
+        result.label.zero_()
+        unchanged = noise(20, 25, seed=3)
+        assert torch.equal(sample.image, unchanged.image)
+        assert torch.equal(sample.label, unchanged.label)
 
 
 def test_draws_follow_the_settings() -> None:
-    def draws(**options: Any) -> list[View]:
+    def draws(**options: Any) -> list[AugmentationParams]:
         augmentation = Augmentation(crop=(8, 8), **options)
-        return [draw_view(augmentation, np.random.default_rng(seed)) for seed in range(2000)]
+        return [draw_params(augmentation, np.random.default_rng(seed)) for seed in range(2000)]
 
     stepped = draws()
-    counts = {scale: sum(view.scale == scale for view in stepped) for scale in {view.scale for view in stepped}}
+    counts = {scale: sum(params.scale == scale for params in stepped) for scale in {params.scale for params in stepped}}
     assert sorted(counts) == [512, 768, 1024, 1280, 1536, 1792, 2048]
     assert min(counts.values()) > 200  # 286 expected
-    assert 900 < sum(view.flip for view in stepped) < 1100
-    assert {(view.brightness, view.contrast, view.saturation) for view in stepped} == {(0, 1, 1)}
+    assert 900 < sum(params.flip for params in stepped) < 1100
+    assert {(params.brightness, params.contrast, params.saturation) for params in stepped} == {(0, 1, 1)}
 
-    free = [view.scale / UNIT for view in draws(scale_step=None)]
+    free = [params.scale / UNIT for params in draws(scale_step=None)]
     assert 0.5 <= min(free) < 0.51
     assert 1.99 < max(free) <= 2.0
     assert abs(np.mean(free) - 1.25) < 0.03
 
     colored = draws(flip=0.0, brightness=32, contrast=0.4, saturation=0.2)
-    assert [view.scale for view in colored] == [view.scale for view in stepped]  # one option leaves the others be
-    assert not any(view.flip for view in colored)
-    shifts = [view.brightness for view in colored if view.brightness]
+    assert [params.scale for params in colored] == [
+        params.scale for params in stepped
+    ]  # an option does not change the others
+    assert not any(params.flip for params in colored)
+    shifts = [params.brightness for params in colored if params.brightness]
     assert 900 < len(shifts) < 1100
     assert -32 <= min(shifts) < -31
     assert 31 < max(shifts) <= 32
-    assert 0.6 <= min(view.contrast for view in colored) < 0.61
-    assert 1.19 < max(view.saturation for view in colored) <= 1.2
+    assert 0.6 <= min(params.contrast for params in colored) < 0.61
+    assert 1.19 < max(params.saturation for params in colored) <= 1.2
 
 
 def test_a_sample_depends_on_its_generator_alone() -> None:
     sample, augmentation = noise(40, 50, seed=0), Augmentation(crop=(32, 32), brightness=32)
-    first, again, other = (augment(sample, augmentation, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    first, again, other = (
+        augment(sample, draw_params(augmentation, np.random.default_rng(seed)), augmentation.crop) for seed in (1, 1, 2)
+    )
     assert torch.equal(first.image, again.image)
     assert torch.equal(first.label, again.label)
     assert not torch.equal(first.image, other.image)
@@ -203,13 +215,13 @@ def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None
 
 def test_padding_keeps_the_image_and_ignores_the_rest() -> None:
     sample = noise(3, 4, seed=0)
-    image, label, _ = padded(sample, (5, 4))
+    image, label, _ = pad(sample, (5, 4))
     assert torch.equal(image[:, :3], sample.image)
     assert torch.equal(label[:3], sample.label)
     assert (image[:, 3:] == GRAY).all()
     assert (label[3:] == IGNORE).all()
     with pytest.raises(ValueError, match=r"noise: 3 x 4 does not fit in 5 x 3; pad to the size of the largest image"):
-        padded(sample, (5, 3))
+        pad(sample, (5, 3))
 
 
 def test_normalization_is_that_of_imagenet() -> None:

@@ -1,4 +1,4 @@
-"""Small copies of the datasets' official folder trees, written with real encoders."""
+"""Small copies of the official directory trees of the datasets, and helpers of the data tests."""
 
 import json
 from pathlib import Path
@@ -13,19 +13,23 @@ from torch import Tensor
 Label = NDArray[Any]
 
 CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid"
-"""The real CamVid, beside the repository where a developer has it."""
+"""The real CamVid next to the repository, if it is there."""
 
 
-def picture(seed: int, height: int = 12, width: int = 16) -> Image.Image:
-    """A smooth picture: a lossy encoder changes it little."""
+def no_progress(step: str, done: int, total: int | None) -> None:
+    """Progress callback that does nothing."""
+
+
+def make_image(seed: int, height: int = 12, width: int = 16) -> Image.Image:
+    """Return a smooth image, which lossy encoders change little."""
     rng = np.random.default_rng(seed)
     coarse = rng.integers(0, 256, (3, 4, 3), dtype=np.uint8)
     return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
 
 
-def save_picture(path: Path, seed: int = 0, height: int = 12, width: int = 16) -> None:
+def save_image(path: Path, seed: int = 0, height: int = 12, width: int = 16) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    picture(seed, height, width).save(path)
+    make_image(seed, height, width).save(path)
 
 
 def save_mask(path: Path, values: Label) -> None:
@@ -34,11 +38,12 @@ def save_mask(path: Path, values: Label) -> None:
 
 
 def values_of(*values: int, height: int = 12, width: int = 16) -> Label:
-    """A label map with exactly these values in it."""
+    """Return a label map of exactly these values."""
     return np.resize(np.asarray(values), (height, width))
 
 
 def values_in(label: Tensor) -> list[int]:
+    """Return the sorted values of a label."""
     return sorted(set(label.flatten().tolist()))
 
 
@@ -51,10 +56,10 @@ def camvid(root: Path, *, suffix: str = ".png", full_paths: bool = False) -> Non
     for split, number in (("train", 3), ("val", 2), ("test", 2)):
         names = [f"0001TP_{split}{k}" for k in range(number)]
         for k, name in enumerate(names):
-            save_picture(root / split / f"{name}{suffix}", seed=k)
+            save_image(root / split / f"{name}{suffix}", seed=k)
             save_mask(root / f"{split}annot" / f"{name}.png", values_of(0, 5, 10, 11))
-        there = f"/SegNet/CamVid/{split}"
-        paths = [f"{there}/{name}.png {there}annot/{name}.png" for name in names]
+        prefix = f"/SegNet/CamVid/{split}"
+        paths = [f"{prefix}/{name}.png {prefix}annot/{name}.png" for name in names]
         write_lines(root / f"{split}.txt", paths if full_paths else names)
 
 
@@ -62,16 +67,16 @@ def cityscapes(root: Path) -> None:
     for split, city in (("train", "aachen"), ("train", "ulm"), ("val", "lindau"), ("test", "bonn")):
         for frame in range(2):
             stem = f"{city}/{city}_000000_{frame:06d}"
-            save_picture(root / "leftImg8bit" / split / f"{stem}_leftImg8bit.png", seed=frame)
+            save_image(root / "leftImg8bit" / split / f"{stem}_leftImg8bit.png", seed=frame)
             save_mask(root / "gtFine" / split / f"{stem}_gtFine_labelIds.png", values_of(0, 7, 33, 4))
-            save_mask(root / "gtFine" / split / f"{stem}_gtFine_instanceIds.png", values_of(7))  # shipped along
+            save_mask(root / "gtFine" / split / f"{stem}_gtFine_instanceIds.png", values_of(7))  # part of the archive
 
 
-def coco_stuff_10k(root: Path, values: Label | None = None) -> None:
-    for split, number in (("train", 3), ("test", 2)):
+def coco_stuff_10k(root: Path, values: Label | None = None, *, train: int = 3, test: int = 2) -> None:
+    for split, number in (("train", train), ("test", test)):
         names = [f"COCO_train2014_{k:012d}" for k in range(number * 10, number * 11)]
         for name in names:
-            save_picture(root / "images" / f"{name}.jpg")
+            save_image(root / "images" / f"{name}.jpg")
             (root / "annotations").mkdir(parents=True, exist_ok=True)
             labels = values_of(0, 1, 90, 92, 182) if values is None else values
             content = {"S": labels.astype(np.uint8), "captions": np.array(["a", "b"], dtype=object)}
@@ -82,7 +87,7 @@ def coco_stuff_10k(root: Path, values: Label | None = None) -> None:
 def coco_stuff_164k(root: Path) -> None:
     for split, number in (("train", 3), ("val", 2)):
         for k in range(number):
-            save_picture(root / "images" / f"{split}2017" / f"{k:012d}.jpg")
+            save_image(root / "images" / f"{split}2017" / f"{k:012d}.jpg")
             save_mask(root / "annotations" / f"{split}2017" / f"{k:012d}.png", values_of(0, 89, 91, 181, 255))
 
 
@@ -93,9 +98,9 @@ def voc2010(root: Path) -> None:
     voc = root / "VOCdevkit" / "VOC2010"
     for split, names in CONTEXT_NAMES.items():
         for name in names:
-            save_picture(voc / "JPEGImages" / f"{name}.jpg")
+            save_image(voc / "JPEGImages" / f"{name}.jpg")
         write_lines(voc / "ImageSets" / "Main" / f"{split}.txt", names)
-    save_picture(voc / "JPEGImages" / "2007_000999.jpg")  # VOC has images that Context has not
+    save_image(voc / "JPEGImages" / "2007_000999.jpg")  # VOC has images that Context does not use
 
 
 def context_mat(root: Path, values: Label) -> None:
@@ -123,7 +128,7 @@ def context_json(root: Path, values: Label) -> None:
 
 
 def encode_rle(mask: NDArray[np.bool_]) -> str:
-    """COCO's compressed run lengths, one number and one character at a time, as its definition reads."""
+    """Encode a mask as COCO's compressed run lengths, one number and one character at a time."""
     runs: list[int] = []
     current, length = False, 0
     for pixel in mask.T.ravel().tolist():

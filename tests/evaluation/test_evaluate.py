@@ -281,7 +281,7 @@ def test_a_missing_model_or_root_is_said(
 ) -> None:
     monkeypatch.chdir(place)
     assert main(["evaluate", "model", "--dataset", "camvid"]) == 2
-    assert "camvid needs the folder that its files are in; give it as --root" in capsys.readouterr().err
+    assert "camvid needs the directory of its files; give it as --root" in capsys.readouterr().err
     assert main(["evaluate", "camvid", "--dataset", "camvid", "--root", "camvid"]) == 2
     assert "camvid: holds no model; expected a folder with config.json" in capsys.readouterr().err
 
@@ -294,7 +294,7 @@ def test_other_names_for_the_classes_are_noted(place: Path, tmp_path: Path, caps
 
 def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "bonn_000000_000019"
-    trees.save_picture(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png", height=1024, width=2048)
+    trees.save_image(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png", height=1024, width=2048)
     model = build(19)
     model.save_pretrained(tmp_path / "model")
     arguments = ["--dataset", "cityscapes", "--root", str(tmp_path), "--split", "test", "--workers", "0"]
@@ -303,7 +303,7 @@ def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.Ca
     with Image.open(tmp_path / "out" / f"{name}_prediction.png") as written:
         found = np.array(written)
     expected = caaseg.Predictor(model)(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png")
-    assert np.array_equal(found, np.array(cityscapes.CLASSES.raw)[expected])
+    assert np.array_equal(found, np.array(cityscapes.CLASSES.values)[expected])
 
 
 def test_the_protocol_tells_59_from_60_classes() -> None:

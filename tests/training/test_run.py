@@ -236,7 +236,7 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     words += ["--data.options", "{}", "--data.crop", "[48, 48]", "--batch_size", "4"]
     with caplog.at_level(logging.WARNING):
         assert main([*words, "--out", str(tmp_path / "run")]) == 0
-    assert "found 2 classes by looking" in caplog.text
+    assert "found 2 classes in the masks" in caplog.text
     assert caaseg.load_model(tmp_path / "run").config.classes == ("0", "1")
 
     tuned = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "tuned"), "--steps", "1"]

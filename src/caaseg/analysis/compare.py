@@ -137,8 +137,9 @@ def study_differences(
     """
     predictors = [Predictor(model) for model in models]
     matrices = tuple(ConfusionMatrix(len(dataset.classes)) for _ in models)
+    pin = predictors[0].device.type == "cuda"
     ranking: Ranking[ImageDifference, Compared] = Ranking(len(dataset), number)
-    for index, batch in enumerate(EvaluationLoader(dataset, workers=workers)):
+    for index, batch in enumerate(EvaluationLoader(dataset, workers=workers, pin_memory=pin)):
         label = batch.labels[0]
         scores = (predictor.scores(batch.images)[0] for predictor in predictors)
         predictions = torch.stack([_classes(of_one, dataset) for of_one in scores])  # (M, H, W)

@@ -149,7 +149,8 @@ def study_conflicts(
     check_classes(model.config.num_classes, dataset)
     counts = ConflictCounts(len(views.names), num_classes, predictor.device)
     ranking: Ranking[ImageCounts, Conflict] = Ranking(len(dataset), number)
-    for index, batch in enumerate(EvaluationLoader(dataset, workers=workers)):
+    pin = predictor.device.type == "cuda"
+    for index, batch in enumerate(EvaluationLoader(dataset, workers=workers, pin_memory=pin)):
         of_views = predictor.scores(batch.images).chunk(len(views.names), dim=1)  # V times (1, K, H, W)
         predictions = torch.stack([scores.argmax(1) for scores in of_views], dim=1).to(torch.uint8)  # (1, V, H, W)
         found = counts.update(predictions, batch.labels.to(predictor.device))

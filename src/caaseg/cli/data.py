@@ -31,7 +31,7 @@ def data_prepare(name: str, *, root: Path, addresses: str = "") -> int:
 
     console = Console()
     with progress_bars(console) as report:
-        prepare(name, root, addresses=_addresses(addresses), report=report)
+        prepare(name, root, addresses=_addresses(addresses), progress=report)
     console.print(f"prepared: {root}; see caaseg data check {name} --root {root}", soft_wrap=True, highlight=False)
     return 0
 
@@ -65,13 +65,13 @@ def data_check(name: str, *, root: Path, json: str | None = None) -> int:
         findings = check(name, root, report)
     for table in findings_tables(findings):
         console.print(table)
-    for fault in findings.faults:
-        console.print(f"{fault.split}: {fault.problem}", style="red", soft_wrap=True, highlight=False, markup=False)
-    number = len(findings.faults)
+    for fault in findings.problems:
+        console.print(f"{fault.split}: {fault.message}", style="red", soft_wrap=True, highlight=False, markup=False)
+    number = len(findings.problems)
     console.print("no fault" if number == 0 else f"{number} fault{'s' * (number > 1)}", highlight=False)
     if json is not None:
         write_json(findings_as_json(findings), json, console)
-    return 2 if findings.faults else 0
+    return 2 if findings.problems else 0
 
 
 def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "train", samples: int = 8) -> int:

@@ -57,7 +57,7 @@ def predict_pictures_with(
     from datetime import timedelta
 
     from caaseg.benchmarks.timing import provenance
-    from caaseg.data.inputs import find_pictures
+    from caaseg.data.inputs import find_images
     from caaseg.evaluation.evaluate import join_processes
     from caaseg.predictions import FOLDERS, Manner, Task, gathered, open_subject, predict_pictures, summary
 
@@ -72,7 +72,7 @@ def predict_pictures_with(
         average=average,
         precision=precision,
     )
-    found = find_pictures(inputs, apart_from=[out / folder for folder in FOLDERS])
+    found = find_images(inputs, exclude=[out / folder for folder in FOLDERS])
     console = console_for(json)
     patience = timedelta(days=30)  # a process that is done waits for one that got the larger pictures
     with join_processes(device_of(device), timeout=patience) as (place, rank, ranks), progress_bars(console) as report:
@@ -87,14 +87,14 @@ def predict_pictures_with(
             max_pixels=max_pixels,
         )
         shown = report if rank == 0 else (lambda *_: None)
-        outcomes = gathered(predict_pictures(task, found.pictures, share=(rank, ranks), report=shown))
+        outcomes = gathered(predict_pictures(task, found.images, share=(rank, ranks), report=shown))
     if rank > 0:  # the first process speaks for all
         return 0
-    messages = [*found.faults, *(outcome.message for outcome in outcomes if outcome.message is not None)]
-    for line in summary(outcomes, found.left_out, out):
+    messages = [*found.errors, *(outcome.message for outcome in outcomes if outcome.message is not None)]
+    for line in summary(outcomes, found.skipped, out):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if json is not None:
-        became = {"pictures": [asdict(outcome) for outcome in outcomes], "faults": found.faults}
+        became = {"pictures": [asdict(outcome) for outcome in outcomes], "faults": found.errors}
         write_json({**provenance(place, COMMAND_LINE), "model": model, **became}, json, console)
     for message in messages:
         print(f"caaseg: {message}", file=sys.stderr)

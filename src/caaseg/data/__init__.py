@@ -1,1 +1,1 @@
-"""Images and labels: datasets, their preparation, transforms and loaders. Imports no other stage."""
+"""Datasets, decoding, augmentation and loaders."""

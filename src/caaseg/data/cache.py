@@ -1,7 +1,7 @@
-"""A dataset held in memory: every file is decoded once, and never again.
+"""A dataset cached in memory: each file is decoded once.
 
-Samples lie packed in a few large blocks. Worker processes that are forked share their pages; to spawned ones torch
-hands each block once, as shared memory. Beside the blocks there are plain numbers alone, which say what lies where.
+Samples are packed into a few large blocks. Forked worker processes share their pages; torch passes each block to
+spawned workers once, as shared memory.
 """
 
 import os
@@ -15,11 +15,11 @@ from torch import Tensor
 from caaseg.data.sample import BadFileError, Sample, SegmentationDataset
 
 BLOCK_BYTES = 1 << 28
-READERS = 8  # threads, at most: decoders let others run meanwhile
+MAX_THREADS = 8  # decoders release the GIL
 
 
-class Place(NamedTuple):
-    """Where a tensor lies."""
+class StoredTensor(NamedTuple):
+    """Position and layout of a tensor in the blocks."""
 
     block: int
     offset: int
@@ -27,19 +27,19 @@ class Place(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Kept(NamedTuple):
-    """Where a sample lies."""
+class StoredSample(NamedTuple):
+    """Position of a sample in the blocks."""
 
-    image: Place
-    label: Place
+    image: StoredTensor
+    label: StoredTensor
     name: str
 
 
 class CachedDataset:
-    """Any dataset, read once when this is made; samples are the same, bit for bit.
+    """Cache all samples of a dataset in memory, bit for bit.
 
-    Samples share memory with what is held: read them, and write elsewhere. A file that cannot be used is reported when
-    its sample is asked for, as the dataset itself would.
+    Samples share memory with the cache: do not modify them in place. A file that cannot be read raises its
+    BadFileError when its sample is requested, as in the dataset itself.
     """
 
     def __init__(self, dataset: SegmentationDataset) -> None:
@@ -47,7 +47,7 @@ class CachedDataset:
         self.palette = dataset.palette
         self._blocks: list[Tensor] = []
         self._used = 0  # bytes of the last block
-        self._samples: list[Kept | str] = []  # or what is wrong with the file
+        self._samples: list[StoredSample | str] = []  # a string is the error message of a bad file
 
         def read(index: int) -> Sample | str:
             try:
@@ -55,39 +55,40 @@ class CachedDataset:
             except BadFileError as error:
                 return str(error)
 
-        with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as readers:
-            for found in readers.map(read, range(len(dataset))):
-                self._samples.append(found if isinstance(found, str) else self._keep(found))
+        with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as threads:
+            for sample in threads.map(read, range(len(dataset))):
+                if isinstance(sample, str):
+                    self._samples.append(sample)
+                else:
+                    image, label = self._store(sample.image), self._store(sample.label)
+                    self._samples.append(StoredSample(image, label, sample.name))
 
     def __len__(self) -> int:
         return len(self._samples)
 
     def __getitem__(self, index: int) -> Sample:
-        kept = self._samples[index]
-        if isinstance(kept, str):
-            raise BadFileError(kept)
-        return Sample(self._at(kept.image), self._at(kept.label), kept.name)
+        stored = self._samples[index]
+        if isinstance(stored, str):
+            raise BadFileError(stored)
+        return Sample(self._load(stored.image), self._load(stored.label), stored.name)
 
-    def _keep(self, sample: Sample) -> Kept:
-        return Kept(self._put(sample.image), self._put(sample.label), sample.name)
-
-    def _put(self, tensor: Tensor) -> Place:
+    def _store(self, tensor: Tensor) -> StoredTensor:
         if not self._blocks or self._used + tensor.numel() > len(self._blocks[-1]):
-            # Pages that nothing is written to take no memory.
+            # Untouched pages take no memory, so a large block costs nothing until it is filled.
             self._blocks.append(torch.empty(max(BLOCK_BYTES, tensor.numel()), dtype=torch.uint8))
             self._used = 0
-        strides = torch.empty_like(tensor, device="meta").stride()  # the same order of axes, without gaps
-        place = Place(len(self._blocks) - 1, self._used, tuple(tensor.shape), strides)
-        np.copyto(self._at(place).numpy(), tensor.numpy())  # torch's threads would be in the way of the readers
+        strides = torch.empty_like(tensor, device="meta").stride()  # dense, in the same order of dimensions
+        stored = StoredTensor(len(self._blocks) - 1, self._used, tuple(tensor.shape), strides)
+        np.copyto(self._load(stored).numpy(), tensor.numpy())  # torch's copy threads would slow down the decoders
         self._used += tensor.numel()
-        return place
+        return stored
 
-    def _at(self, place: Place) -> Tensor:
-        return self._blocks[place.block].as_strided(place.shape, place.strides, place.offset)
+    def _load(self, stored: StoredTensor) -> Tensor:
+        return self._blocks[stored.block].as_strided(stored.shape, stored.strides, stored.offset)
 
 
 def estimated_bytes(dataset: SegmentationDataset) -> int:
-    """What a dataset takes in memory if all samples are as large as the first that can be read."""
+    """Estimate the memory of a cached dataset from the size of its first readable sample."""
     for index in range(len(dataset)):
         try:
             sample = dataset[index]

@@ -1,7 +1,7 @@
-"""One image or one mask out of a file that may be anything: its pixels, or BadFileError with the file's name.
+"""Decode one image or mask file safely: return its pixels, or raise BadFileError with the file's name.
 
-Nothing that is not a plain file is opened (a pipe would wait for ever), only formats named here are tried (some of
-Pillow's start other programs), and the size is looked at before a pixel is decoded.
+Only regular files are opened (a pipe would block), only the formats listed here are tried (some of Pillow's run other
+programs), and the size is checked before any pixel is decoded.
 """
 
 from collections.abc import Iterator
@@ -18,50 +18,49 @@ from torch import Tensor
 from caaseg.data.sample import BadFileError
 
 MAX_PIXELS = 89_000_000
-"""Larger images are refused: they may be made to fill the memory. Pillow warns a little above this."""
+"""Larger images are refused to protect the memory. Pillow's own warning starts slightly above."""
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM")
-MASK_FORMATS = ("PNG", "BMP", "TIFF")  # JPEG and the like change values
+MASK_FORMATS = ("PNG", "BMP", "TIFF")  # lossy formats such as JPEG change label values
 
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
-COLORS_TELL = "give the color of each class if colors tell the classes"
+COLOR_ADVICE = "give the color of each class if classes are stored as colors"
 PACKED_GRAY = {"L;2": 85, "L;4": 17}
-"""Pillow spreads the values of grayscale PNG of 2 and 4 bits over 0 to 255; by these a mask's come back."""
+"""Pillow scales 2-bit and 4-bit grayscale PNG to 0..255; dividing by these factors restores mask values."""
 
 
 def read_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> Tensor:
-    """The image as (3, H, W) uint8 in RGB, upright; a view of channels-last memory, as the decoder wrote it.
+    """Read an image as a (3, H, W) uint8 RGB tensor in channels-last memory, with EXIF rotation applied.
 
-    Greyscale, palette and CMYK become RGB, 16-bit keeps its high byte, transparency is dropped, EXIF rotation is
-    applied. 32-bit and floating images, several frames in one file, anything damaged and anything of more than
-    `max_pixels` are refused.
+    Grayscale, palette and CMYK images are converted to RGB. 16-bit images keep their high byte. Transparency is
+    dropped. 32-bit, floating-point, multi-frame and damaged images and those above `max_pixels` are refused.
     """
-    with _opened(path, IMAGE_FORMATS, "an image", max_pixels) as image:
-        return image_pixels(image, str(path))
+    with _open(path, IMAGE_FORMATS, "an image", max_pixels) as image:
+        return image_to_tensor(image, str(path))
 
 
-def image_pixels(image: Image.Image, where: str) -> Tensor:
-    """The same of an image that is open already; `where` is what to call it in a message."""
-    pixels = np.array(_rgb(_upright(image), where))  # (H, W, 3), a copy: Pillow's own buffer cannot be written to
+def image_to_tensor(image: Image.Image, source: str) -> Tensor:
+    """Convert an open image like `read_image`; `source` names it in error messages."""
+    pixels = np.array(_to_rgb(_exif_rotated(image), source))  # (H, W, 3), a copy: Pillow's buffer is read-only
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLORS_TELL) -> NDArray[Any]:
-    """The raw values of an index or palette mask, (H, W): uint8, or a wider integer where the file is 16 or 32 bits.
+def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLOR_ADVICE) -> NDArray[Any]:
+    """Read the stored values of an index or palette mask, (H, W): uint8, or wider for 16-bit and 32-bit files.
 
     Args:
-        path: the mask.
-        black_and_white: take RGB too where it holds nothing but black and white, as 0 and 255: many editors save so.
-        advice: what to do about a mask in colors.
+        path: mask file.
+        black_and_white: also accept RGB masks that contain only black and white, as 0 and 255.
+        advice: what to do about a color mask; the end of the error message.
     """
-    with _opened(path, MASK_FORMATS, "a mask") as opened:
+    with _open(path, MASK_FORMATS, "a mask") as opened:
         packing = PACKED_GRAY.get(_raw_mode(opened), 1)
-        image = _upright(opened)
+        image = _exif_rotated(opened)
         if image.mode == "LA" or (image.mode == "RGBA" and black_and_white):
-            image = _without_alpha(image, path)
+            image = _drop_opaque_alpha(image, path)
         if image.mode == "RGB" and black_and_white:
-            return _black_and_white(image, path, advice)
+            return _black_and_white_values(image, path, advice)
         if image.mode not in ("1", "L", "P", "I", *SIXTEEN_BIT):
             raise BadFileError(
                 f"{path}: a mask of mode {image.mode}; expected one channel of class ids or a palette; {advice}"
@@ -71,52 +70,53 @@ def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLORS
 
 
 def read_color_mask(path: Path) -> NDArray[np.uint8]:
-    """The colors of an RGB or palette mask, (H, W, 3)."""
-    with _opened(path, MASK_FORMATS, "a mask") as opened:
-        image = _upright(opened)
+    """Read the colors of an RGB or palette mask, (H, W, 3)."""
+    with _open(path, MASK_FORMATS, "a mask") as opened:
+        image = _exif_rotated(opened)
         if image.mode == "RGBA":
-            image = _without_alpha(image, path)
+            image = _drop_opaque_alpha(image, path)
         if image.mode not in ("RGB", "P"):
             raise BadFileError(
-                f"{path}: a mask of mode {image.mode}; expected RGB or a palette, since classes are told by color"
+                f"{path}: a mask of mode {image.mode}; expected RGB or a palette, because classes are given as colors"
             )
-        return np.array(_rgb(image, str(path)))
+        return np.array(_to_rgb(image, str(path)))
 
 
 @contextmanager
-def _opened(
-    path: Path, formats: tuple[str, ...], what: str, max_pixels: int = MAX_PIXELS
+def _open(
+    path: Path, formats: tuple[str, ...], kind: str, max_pixels: int = MAX_PIXELS
 ) -> Iterator[ImageFile.ImageFile]:
-    """An open image of one frame and a bearable size; whatever goes wrong inside is the file's fault."""
+    """Open an image with one frame and at most `max_pixels`; turn every error inside into a BadFileError."""
     try:
         if not path.is_file():
-            found = "no such file" if not path.exists() else "not a plain file"
-            raise BadFileError(f"{path}: {found}; expected {what}")
-        with pillow_allowing(max_pixels), Image.open(path, formats=formats) as image:
+            problem = "not a regular file" if path.exists() else "no such file"
+            raise BadFileError(f"{path}: {problem}; expected {kind}")
+        # Not Image.open(path): Pillow 12 maps uncompressed TIFF files into memory and then rotates them wrongly.
+        with pillow_pixel_limit(max_pixels), open(path, "rb") as file, Image.open(file, formats=formats) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
             if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a phone's JPEG and preview
-                raise BadFileError(f"{path}: {frames} frames in one file; expected {what} of one frame")
+                raise BadFileError(f"{path}: {frames} frames in one file; expected {kind} with one frame")
             yield image
     except BadFileError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        advice = "scale or cut the image, or raise the limit"
+        advice = "resize or crop the image, or raise the limit"
         raise BadFileError(f"{path}: {error}; expected at most {max_pixels:,}; {advice}") from error
     except PermissionError as error:
-        raise BadFileError(f"{path}: may not be read; change who may read it") from error
+        raise BadFileError(f"{path}: no permission to read it; change its permissions") from error
     except UnidentifiedImageError as error:
-        raise BadFileError(f"{path}: not {what} in any of {', '.join(formats)}; replace or remove the file") from error
+        raise BadFileError(f"{path}: not {kind} in any of {', '.join(formats)}; replace or remove the file") from error
     except Exception as error:  # decoders raise everything from SyntaxError to struct.error on damaged files
         raise BadFileError(
-            f"{path}: cannot be read as {what} ({type(error).__name__}: {error}); replace or remove the file"
+            f"{path}: cannot be read as {kind} ({type(error).__name__}: {error}); replace or remove the file"
         ) from error
 
 
 @contextmanager
-def pillow_allowing(max_pixels: int) -> Iterator[None]:
-    """Pillow's own limit out of the way where ours was raised above it; it knows one for all images."""
+def pillow_pixel_limit(max_pixels: int) -> Iterator[None]:
+    """Raise Pillow's global pixel limit to at least `max_pixels` inside the block."""
     before = Image.MAX_IMAGE_PIXELS
     if before is not None and max_pixels > before:
         Image.MAX_IMAGE_PIXELS = max_pixels
@@ -126,48 +126,47 @@ def pillow_allowing(max_pixels: int) -> Iterator[None]:
         Image.MAX_IMAGE_PIXELS = before
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF entry says. Cheap where there is none."""
-    image.load()  # PNG may carry EXIF behind the pixels
-    return ImageOps.exif_transpose(image) if image.getexif() else image
+def _exif_rotated(image: Image.Image) -> Image.Image:
+    image.load()  # PNG may store EXIF after the pixels
+    return ImageOps.exif_transpose(image) if image.getexif() else image  # exif_transpose copies even without EXIF
 
 
-def _rgb(image: Image.Image, where: str) -> Image.Image:
+def _to_rgb(image: Image.Image, source: str) -> Image.Image:
     if image.mode == "RGB":
         return image
     if image.mode in SIXTEEN_BIT:
-        grey = (np.array(image) >> 8).astype(np.uint8)  # as Pillow itself does with 16-bit RGB
-        return Image.fromarray(grey).convert("RGB")
+        gray = (np.array(image) >> 8).astype(np.uint8)  # as Pillow does for 16-bit RGB
+        return Image.fromarray(gray).convert("RGB")
     if image.mode in ("1", "L", "CMYK", "YCbCr"):
         return image.convert("RGB")
     if image.mode in TRANSPARENT or image.mode == "P":
-        return image.convert("RGBA").convert("RGB")  # a palette with transparency cannot go straight to RGB
+        return image.convert("RGBA").convert("RGB")  # a palette with transparency cannot be converted directly
     raise BadFileError(
-        f"{where}: an image of mode {image.mode}; expected 8 or 16-bit RGB, grayscale, palette or CMYK; convert it"
+        f"{source}: an image of mode {image.mode}; expected 8 or 16-bit RGB, grayscale, palette or CMYK; convert it"
     )
 
 
-def _without_alpha(image: Image.Image, path: Path) -> Image.Image:
-    """The same mask without its alpha channel, which may not hide anything: a see-through label means nothing."""
+def _drop_opaque_alpha(image: Image.Image, path: Path) -> Image.Image:
+    """Remove the alpha channel of a mask; a transparent label is ambiguous and an error."""
     if image.getextrema()[-1] != (255, 255):
         raise BadFileError(f"{path}: a mask with transparent pixels; expected none; save it without transparency")
     return image.convert(image.mode.removesuffix("A"))
 
 
-def _black_and_white(image: Image.Image, path: Path, advice: str) -> NDArray[np.uint8]:
-    """0 where an RGB mask is black and 255 where it is white, (H, W); any other color is an error."""
+def _black_and_white_values(image: Image.Image, path: Path, advice: str) -> NDArray[np.uint8]:
+    """Return 0 for black and 255 for white pixels of an RGB mask, (H, W); any other color is an error."""
     red, green, blue = (np.array(channel) for channel in image.split())
     other = (red != green) | (green != blue) | ((red != 0) & (red != 255))
     if other.any():
         color = tuple(int(channel[other][0]) for channel in (red, green, blue))
         raise BadFileError(
-            f"{path}: a mask of mode RGB; found the color {color}, expected one channel of class ids, a palette, or "
-            f"black and white alone; {advice}"
+            f"{path}: a mask of mode RGB with the color {color}; expected one channel of class ids, a palette, or "
+            f"only black and white; {advice}"
         )
     return red
 
 
 def _raw_mode(image: ImageFile.ImageFile) -> str:
-    """How the file packs its values, known only before they are decoded."""
+    """Return how a PNG packs its values; Pillow knows this only before decoding."""
     arguments = image.tile[0][3] if image.format == "PNG" and image.tile else ""
     return arguments if isinstance(arguments, str) else ""

@@ -1,4 +1,4 @@
-"""From words of a command line (files, folders, patterns) to pictures, each with a name that no other has."""
+"""Expand command-line inputs (files, directories, glob patterns) to image files with unique result names."""
 
 import glob
 import os
@@ -10,85 +10,84 @@ from typing import NamedTuple
 from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 
 
-class Picture(NamedTuple):
-    """An image file to look at."""
+class InputImage(NamedTuple):
+    """An image file to predict."""
 
-    path: Path  # as it was given, or found below what was given
-    name: Path  # what its results are called: its place below the folder that holds all inputs
+    path: Path  # as given, or below the given directory
+    name: Path  # unique name of its results: the path relative to the common directory of all inputs
 
 
 class Inputs(NamedTuple):
-    """What was found."""
+    """Images found for all inputs."""
 
-    pictures: list[Picture]
-    faults: list[str]  # a message for each word or folder that gave nothing
-    left_out: int  # files in folders that do not end as images do
+    images: list[InputImage]
+    errors: list[str]  # one message per input or directory without result
+    skipped: int  # number of files in directories without an image suffix
 
 
-def find_pictures(words: Sequence[str], *, apart_from: Sequence[Path] = ()) -> Inputs:
-    """List the pictures that files, folders (with all below them) and patterns such as photos/*.jpg stand for.
+def find_images(inputs: Sequence[str], *, exclude: Sequence[Path] = ()) -> Inputs:
+    """List the images of files, directories (recursively) and glob patterns such as photos/*.jpg.
 
-    Names keep the folders below the deepest folder that holds all inputs, and lose their ending unless another file
-    would then be called the same. In folders, hidden files and what does not end as images do are left out.
+    Names keep the subdirectories below the common directory of all inputs. They lose their suffix unless two files
+    would then have the same name. In directories, hidden files and files without an image suffix are skipped.
 
     Args:
-        words: what was asked for; a word that names an existing file is that file, whatever characters it has.
-        apart_from: folders not to look into, such as those that results go to.
+        inputs: file names, directories and patterns; the name of an existing file is never treated as a pattern.
+        exclude: directories to skip, such as output directories.
     """
-    found: dict[str, Path] = {}  # by absolute path: what is asked for twice is one picture
+    found: dict[str, Path] = {}  # by absolute path, so that an image given twice is listed once
     bases: list[str] = []
-    faults: list[str] = []
+    errors: list[str] = []
     others: set[str] = set()
-    for word in words:
-        given = Path(word)
-        pattern = glob.has_magic(word) and not os.path.lexists(word)
-        base = _before_pattern(given) if pattern else given if given.is_dir() else given.parent
+    for text in inputs:
+        given = Path(text)
+        is_pattern = glob.has_magic(text) and not os.path.lexists(text)
+        base = _before_pattern(given) if is_pattern else given if given.is_dir() else given.parent
         bases.append(_absolute(base))
-        paths = sorted(base.glob(str(given.relative_to(base)))) if pattern else [given]
         files: list[Path] = []
-        for path in paths:
+        for path in sorted(base.glob(str(given.relative_to(base)))) if is_pattern else [given]:
             if path.is_dir():
-                below = list(_below(path, apart_from, faults))
+                below = list(_walk(path, exclude, errors))
                 files += [file for file in below if file.suffix.lower() in IMAGE_SUFFIXES]
                 others |= {_absolute(file) for file in below if file.suffix.lower() not in IMAGE_SUFFIXES}
-            elif not (pattern and path.name.startswith(".")):
+            elif not (is_pattern and path.name.startswith(".")):
                 files.append(path)
         if not files:
-            found_instead = "no file matches" if pattern else "no images in this folder"
-            faults.append(f"{word}: {found_instead}; expected files that end in {', '.join(IMAGE_SUFFIXES)}")
+            problem = "no file matches" if is_pattern else "no images in this directory"
+            errors.append(f"{text}: {problem}; expected files that end in {', '.join(IMAGE_SUFFIXES)}")
         for file in files:
             found.setdefault(_absolute(file), file)
     root = os.path.commonpath(bases)
-    places = {Path(os.path.relpath(path, root)): file for path, file in found.items()}
-    return Inputs(_named(places), faults, len(others))
+    relative = {Path(os.path.relpath(path, root)): file for path, file in found.items()}
+    return Inputs(_with_names(relative), errors, len(others))
 
 
-def _named(files: dict[Path, Path]) -> list[Picture]:
-    stems = Counter(place.with_suffix("") for place in files)
-    pictures = []
-    for place, path in files.items():
-        stem = place.with_suffix("")
-        shared = stems[stem] > 1 or stem in files
-        bare = not place.stem.strip(".")  # of a file such as ..png nothing would be left
-        pictures.append(Picture(path, place if shared or bare else stem))
-    return pictures
+def _with_names(files: dict[Path, Path]) -> list[InputImage]:
+    stems = Counter(relative.with_suffix("") for relative in files)
+    images = []
+    for relative, path in files.items():
+        stem = relative.with_suffix("")
+        ambiguous = stems[stem] > 1 or stem in files
+        dots_only = not relative.stem.strip(".")  # a file such as ..png would lose its whole name
+        images.append(InputImage(path, relative if ambiguous or dots_only else stem))
+    return images
 
 
-def _below(folder: Path, apart_from: Sequence[Path], faults: list[str]) -> Iterator[Path]:
-    """Every file that is not hidden, in the order of names. Links to folders are not followed: they may lead back."""
-    excluded = {_absolute(path) for path in apart_from}
+def _walk(directory: Path, exclude: Sequence[Path], errors: list[str]) -> Iterator[Path]:
+    """Yield all files that are not hidden, sorted. Links to directories are not followed: they may be cyclic."""
+    excluded = {_absolute(path) for path in exclude}
 
-    def blame(error: OSError) -> None:
-        faults.append(f"{error.filename}: the folder cannot be listed ({error.strerror}); its images are left out")
+    def on_error(error: OSError) -> None:
+        errors.append(f"{error.filename}: the directory cannot be listed ({error.strerror}); its images are skipped")
 
-    for parent, folders, files in os.walk(folder, onerror=blame):
-        kept = (name for name in folders if not name.startswith("."))
-        folders[:] = sorted(name for name in kept if _absolute(Path(parent, name)) not in excluded)
+    for parent, directories, files in os.walk(directory, onerror=on_error):
+        visible = (name for name in directories if not name.startswith("."))
+        directories[:] = sorted(name for name in visible if _absolute(Path(parent, name)) not in excluded)
         yield from (Path(parent, name) for name in sorted(files) if not name.startswith("."))
 
 
 def _before_pattern(path: Path) -> Path:
-    """The folders of a pattern before its first wildcard."""
+    """Return the directories of a pattern before its first wildcard."""
     plain: list[str] = []
     for part in path.parts:
         if glob.has_magic(part):
@@ -98,5 +97,5 @@ def _before_pattern(path: Path) -> Path:
 
 
 def _absolute(path: Path) -> str:
-    """Links are not followed: a link has a name and a place of its own."""
+    """Return an absolute path without following links: a link has its own name and location."""
     return os.path.normpath(path.absolute())

@@ -1,4 +1,4 @@
-"""From what a label file stores to class ids. A value outside the table is an error: guessing would mix up classes."""
+"""Lookup tables from stored mask values or colors to class ids. A value outside the table is an error."""
 
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -14,106 +14,109 @@ from caaseg.data.sample import BadFileError, Color
 
 MAX_CLASSES = 254
 WRONG_FILE = "correct the mask, or check that it belongs to this dataset and version"
-_OUTSIDE = 254  # not a class, not IGNORE: what a table answers for values it does not have
+_UNKNOWN = 254  # table entry of values that are neither a class nor ignored
 
 
 class LabelTable:
-    """Raw label values to class ids, for index and palette masks."""
+    """Map the stored values of index and palette masks to class ids.
+
+    Args:
+        ids: class id (or IGNORE) of each stored value.
+        advice: what to do about a value outside the table; the end of the error message.
+    """
 
     def __init__(self, ids: Mapping[int, int], *, advice: str = WRONG_FILE) -> None:
-        """Keep a table; `advice` is what to do about a value it does not have."""
         self._advice = advice
         self._known = sorted(ids)
-        self._ids = np.full(max(256, self._known[-1] + 1), _OUTSIDE, dtype=np.uint8)
+        self._ids = np.full(max(256, self._known[-1] + 1), _UNKNOWN, dtype=np.uint8)
         self._ids[list(ids)] = list(ids.values())
         self._bytes = self._ids[:256].tobytes()
 
     def read(self, path: Path) -> NDArray[np.uint8]:
-        """The class ids of a mask file, (H, W)."""
+        """Read the class ids of a mask file, (H, W)."""
         return self.apply(read_mask(path), path)
 
-    def apply(self, raw: NDArray[Any], path: Path) -> NDArray[np.uint8]:
-        """The class ids of raw values, (H, W); `path` is who to blame for a value outside the table."""
-        if raw.dtype == np.uint8:
-            found = bytearray(np.ascontiguousarray(raw)).translate(self._bytes)  # several times faster than indexing
-            ids = np.frombuffer(found, dtype=np.uint8).reshape(raw.shape)
+    def apply(self, values: NDArray[Any], path: Path) -> NDArray[np.uint8]:
+        """Return the class ids of stored values, (H, W); `path` is named if a value is outside the table."""
+        if values.dtype == np.uint8:
+            ids_bytes = bytearray(np.ascontiguousarray(values)).translate(self._bytes)  # much faster than indexing
+            ids = np.frombuffer(ids_bytes, dtype=np.uint8).reshape(values.shape)
         else:
-            inside = (raw >= 0) & (raw < len(self._ids))
-            ids = np.where(inside, self._ids[np.where(inside, raw, 0)], np.uint8(_OUTSIDE))
-        outside = ids == _OUTSIDE
-        if outside.any():
-            stray = np.unique(raw[outside])
+            in_range = (values >= 0) & (values < len(self._ids))
+            ids = np.where(in_range, self._ids[np.where(in_range, values, 0)], np.uint8(_UNKNOWN))
+        unknown = ids == _UNKNOWN
+        if unknown.any():
             raise BadFileError(
-                f"{path}: label values {some(stray.tolist())} are outside the table; expected {_ranges(self._known)}; "
-                f"{self._advice}"
+                f"{path}: label values {abbreviate(np.unique(values[unknown]).tolist())} are outside the table; "
+                f"expected {_ranges(self._known)}; {self._advice}"
             )
         return ids
 
 
 class ColorTable:
-    """Colors to class ids, for RGB and palette masks."""
+    """Map the colors of RGB and palette masks to class ids."""
 
     def __init__(self, ids: Mapping[Color, int]) -> None:
-        self._ids = np.full(1 << 24, _OUTSIDE, dtype=np.uint8)  # one entry a color: looking up is one gather
+        self._ids = np.full(1 << 24, _UNKNOWN, dtype=np.uint8)  # one entry per color, so that lookup is one gather
         for (red, green, blue), class_id in ids.items():
             self._ids[red << 16 | green << 8 | blue] = class_id
 
     def read(self, path: Path) -> NDArray[np.uint8]:
-        """The class ids of a mask file, (H, W)."""
-        pixels = read_color_mask(path)
+        """Read the class ids of a mask file, (H, W)."""
+        pixels = read_color_mask(path)  # (H, W, 3)
         red, green, blue = (pixels[:, :, channel].astype(np.uint32) for channel in range(3))
         ids: NDArray[np.uint8] = self._ids[red << 16 | green << 8 | blue]
-        outside = ids == _OUTSIDE
-        if outside.any():
-            stray = [tuple(color) for color in np.unique(pixels[outside], axis=0).tolist()]
+        unknown = ids == _UNKNOWN
+        if unknown.any():
+            colors = [tuple(color) for color in np.unique(pixels[unknown], axis=0).tolist()]
             raise BadFileError(
-                f"{path}: colors {some(stray)} are outside the color table; correct the mask, or add them to the "
-                "table, as a class or under ignore"
+                f"{path}: colors {abbreviate(colors)} are outside the color table; correct the mask, or add them to "
+                "the table, as a class or under ignore"
             )
         return ids
 
 
-class Classes(NamedTuple):
-    """The classes of a benchmark, in the order of training ids."""
+class ClassTable(NamedTuple):
+    """Classes of a benchmark in the order of class ids."""
 
-    raw: tuple[int, ...]  # what the label files store for each
+    values: tuple[int, ...]  # value of each class in the label files
     names: tuple[str, ...]
     palette: tuple[Color, ...]
 
 
-def shipped_classes(dataset: str) -> Classes:
-    """A benchmark's table, shipped with the package. Where it names no colors, distinct ones are made."""
+def load_class_table(dataset: str) -> ClassTable:
+    """Load the class table of a benchmark that the package ships. Classes without a color get a distinct one."""
     text = resources.files("caaseg.data.datasets").joinpath("tables", f"{dataset}.yaml").read_text(encoding="utf-8")
     table: dict[int, dict[str, Any]] = yaml.safe_load(text)
-    made = distinct_colors(len(table))
-    palette = tuple(tuple(entry.get("color", made[k])) for k, entry in enumerate(table.values()))
-    return Classes(tuple(table), tuple(entry["name"] for entry in table.values()), palette)
+    default = distinct_colors(len(table))
+    palette = tuple(tuple(entry.get("color", default[k])) for k, entry in enumerate(table.values()))
+    return ClassTable(tuple(table), tuple(entry["name"] for entry in table.values()), palette)
 
 
 def distinct_colors(number: int) -> tuple[Color, ...]:
-    """Colors that differ from each other and from black, which pictures keep for ignored pixels.
+    """Return different colors, none of them black, which figures use for ignored pixels.
 
-    The three lowest bits of an id become the highest bits of red, green and blue, and so on: PASCAL VOC's rule.
+    PASCAL VOC's rule: the three lowest bits of an id become the highest bits of red, green and blue, and so on.
     """
     colors = []
     for k in range(1, number + 1):
-        channels = [sum((k >> (3 * place + channel) & 1) << (7 - place) for place in range(3)) for channel in range(3)]
+        channels = [sum((k >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(3)) for channel in range(3)]
         colors.append((channels[0], channels[1], channels[2]))
     return tuple(colors)
 
 
-def some(values: list[Any]) -> str:
-    """The first few of many, for a message."""
+def abbreviate(values: list[Any]) -> str:
+    """Join the first eight values for a message."""
     shown = ", ".join(str(value) for value in values[:8])
     return shown if len(values) <= 8 else f"{shown} and {len(values) - 8} more"
 
 
 def _ranges(values: Iterable[int]) -> str:
-    """0 to 3, 7, 9 to 12."""
-    runs: list[list[int]] = []
+    """Format sorted integers as ranges: "0 to 3, 7, 9 to 12"."""
+    ranges: list[list[int]] = []
     for value in values:
-        if runs and value == runs[-1][1] + 1:
-            runs[-1][1] = value
+        if ranges and value == ranges[-1][1] + 1:
+            ranges[-1][1] = value
         else:
-            runs.append([value, value])
-    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in runs)
+            ranges.append([value, value])
+    return ", ".join(str(first) if first == last else f"{first} to {last}" for first, last in ranges)

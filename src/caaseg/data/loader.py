@@ -1,16 +1,17 @@
-"""Batches for training and for evaluation, with what is random in them fixed by the seed, the step and the place alone.
+"""Loaders for training and evaluation. All randomness depends on the seed, the step and the position in the batch.
 
 Training has no epochs: it draws from an endless order, one random permutation of the dataset after another. Sample k of
-step s is number s * batch_size + k of that order, seen through an augmentation drawn from (seed, s, k). How many
-workers read it, on which rank it lands and whether training was resumed in between changes nothing.
+step s is number s * batch_size + k of that order, augmented with random numbers from (seed, s, k). The number of
+workers, the number of ranks and resuming do not change it.
 
-Images stay uint8 until they are on the device, a quarter of the bytes of floats; `transforms.normalize` does the rest.
+Images stay uint8, a quarter of the bytes of float32, until `transforms.normalize` converts them on the device.
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from queue import Full, Queue
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from caaseg.config import Augmentation
 from caaseg.data.sample import BadFileError, Batch, Sample, SegmentationDataset
-from caaseg.data.transforms import draw_view, padded, write_view
+from caaseg.data.transforms import augment_into, draw_params, pad
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +34,16 @@ T = TypeVar("T")
 
 BadFiles = Literal["stop", "skip"]
 
-# What a stream of random numbers is for; part of its seed, so that no two are the same.
-ORDER, VIEW, REPLACEMENT = range(3)
+# Purpose of a random stream; part of its seed, so that streams are independent.
+ORDER, AUGMENTATION, REPLACEMENT = range(3)
 
-MOST_ATTEMPTS = 100
-PREFETCH = 2  # batches that each worker has in hand
-WORTH_A_WORKER = 64  # samples to read once; fewer are read before a process more has started
+MAX_ATTEMPTS = 100
+PREFETCH = 2  # batches in progress per worker
+SAMPLES_PER_WORKER = 64  # starting a worker for fewer samples takes longer than reading them
 
 
 class StepSampler(Sampler[int]):
-    """Step after step, without end. `step` is the one that iterating starts with."""
+    """Yield step numbers without end, starting at `step`."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -51,83 +52,62 @@ class StepSampler(Sampler[int]):
         return count(self.step)
 
 
-class Slots(NamedTuple):
-    """Memory for the batches in hand, shared with the workers and used again and again.
+class BatchBuffers(NamedTuple):
+    """Shared memory for the batches in progress, reused from step to step.
 
-    Fresh shared memory for each batch, torch's own way, has every page of it mapped in anew on both sides, which may
-    take longer than the augmentation.
+    torch allocates new shared memory for each batch. Mapping its pages in both processes may take longer than the
+    augmentation.
     """
 
-    images: Tensor  # (slots, N, 3, H, W) uint8
-    labels: Tensor  # (slots, N, H, W) uint8
+    images: Tensor  # (buffers, N, 3, H, W) uint8
+    labels: Tensor  # (buffers, N, H, W) uint8
 
     @classmethod
-    def make(cls, number: int, samples: int, size: tuple[int, int]) -> "Slots":
-        slots = cls(
-            torch.empty(number, samples, 3, *size, dtype=torch.uint8),
-            torch.empty(number, samples, *size, dtype=torch.uint8),
+    def allocate(cls, number: int, batch_size: int, size: tuple[int, int]) -> "BatchBuffers":
+        buffers = cls(
+            torch.empty(number, batch_size, 3, *size, dtype=torch.uint8),
+            torch.empty(number, batch_size, *size, dtype=torch.uint8),
         )
-        for tensor in slots:
+        for tensor in buffers:
             tensor.share_memory_()  # type: ignore[no-untyped-call]
-        return slots
+        return buffers
 
 
-class Filled(NamedTuple):
-    """What a worker hands over. Faults travel as values: an exception would arrive with a traceback for a message."""
+class FilledBuffer(NamedTuple):
+    """Result of a worker. Errors are values: an exception from a worker would have a traceback in its message."""
 
-    slot: int
-    names: tuple[str, ...] | None  # None where a sample could not be read
-    faults: dict[int, str]  # what was wrong with files, by index into the dataset
+    buffer: int  # index into the buffers
+    names: tuple[str, ...] | None  # None if no sample could be read
+    errors: dict[int, str]  # error message of bad files by dataset index
 
 
-class TrainingBatches(Dataset[Filled]):
-    """One rank's share of the batch of each step."""
+@dataclass(frozen=True)
+class TrainingBatches(Dataset[FilledBuffer]):
+    """The part of each step's batch that belongs to one rank."""
 
-    def __init__(
-        self,
-        dataset: SegmentationDataset,
-        augmentation: Augmentation,
-        *,
-        batch_size: int,
-        share: range,
-        seed: int,
-        attempts: int,
-        slots: Slots,
-    ) -> None:
-        """Keep what decides the batches.
+    dataset: SegmentationDataset
+    augmentation: Augmentation
+    batch_size: int  # samples per step over all ranks
+    positions: range  # positions of this rank in the batch
+    seed: int
+    attempts: int  # samples to try before giving up, including the first
+    buffers: BatchBuffers
 
-        Args:
-            dataset: where samples come from.
-            augmentation: what they go through.
-            batch_size: samples in a step, all ranks together.
-            share: this rank's places among them.
-            seed: decides order and augmentation.
-            attempts: how many samples to try, the first included, before one is given up.
-            slots: where batches are put.
-        """
-        self.dataset = dataset
-        self.augmentation = augmentation
-        self.batch_size = batch_size
-        self.share = share
-        self.seed = seed
-        self.attempts = attempts
-        self.slots = slots
-
-    def __getitem__(self, step: int) -> Filled:
-        slot = step % len(self.slots.images)
-        faults: dict[int, str] = {}
+    def __getitem__(self, step: int) -> FilledBuffer:
+        buffer = step % len(self.buffers.images)
+        errors: dict[int, str] = {}
         names = []
-        for n, k in enumerate(self.share):
-            sample = self._read(step, k, faults)
+        for n, k in enumerate(self.positions):
+            sample = self._read(step, k, errors)
             if sample is None:
-                return Filled(slot, None, faults)
-            view = draw_view(self.augmentation, _stream(self.seed, VIEW, step, k))
-            write_view(sample, view, self.slots.images[slot, n], self.slots.labels[slot, n])
+                return FilledBuffer(buffer, None, errors)
+            params = draw_params(self.augmentation, _random_stream(self.seed, AUGMENTATION, step, k))
+            augment_into(sample, params, self.buffers.images[buffer, n], self.buffers.labels[buffer, n])
             names.append(sample.name)
-        return Filled(slot, tuple(names), faults)
+        return FilledBuffer(buffer, tuple(names), errors)
 
-    def _read(self, step: int, k: int, faults: dict[int, str]) -> Sample | None:
-        """The k-th sample of a step or, where that cannot be read, one drawn in its place."""
+    def _read(self, step: int, k: int, errors: dict[int, str]) -> Sample | None:
+        """Read sample k of a step, or a random replacement if it cannot be read."""
         length = len(self.dataset)
         epoch, position = divmod(step * self.batch_size + k, length)
         index = int(_order(self.seed, epoch, length)[position])
@@ -135,16 +115,29 @@ class TrainingBatches(Dataset[Filled]):
             try:
                 return self.dataset[index]
             except BadFileError as error:
-                faults[index] = str(error)
-            index = int(_stream(self.seed, REPLACEMENT, step, k, attempt).integers(length))
+                errors[index] = str(error)
+            index = int(_random_stream(self.seed, REPLACEMENT, step, k, attempt).integers(length))
         return None
 
 
 class TrainingLoader:
-    """Batches of augmented samples, step after step, without end.
+    """Endless loader of augmented batches.
 
-    `step` is the next step. Iterating again goes on with it, and a loader made with `step=s` goes on as one that has
-    given s batches.
+    `step` is the next step. Iterating again continues with it, and a loader created with `step=s` continues like one
+    that has already yielded s batches.
+
+    Args:
+        dataset: source of samples; it raises BadFileError for files that cannot be used.
+        augmentation: random scale, crop, flip and color.
+        batch_size: samples per step over all ranks.
+        seed: determines order and augmentation.
+        step: first step, for resuming.
+        workers: worker processes; 0 reads in this process.
+        rank: index of this process, from 0.
+        ranks: number of processes that train together, each on its part of every batch.
+        bad_files: "stop" at the first, or "skip" with a warning and use another sample instead.
+        bad_share: with "skip", largest fraction of bad samples before training stops anyway.
+        pin_memory: return batches in pinned memory, prepared in a thread; use it if they are copied to a GPU.
     """
 
     def __init__(
@@ -160,24 +153,11 @@ class TrainingLoader:
         ranks: int = 1,
         bad_files: BadFiles = "stop",
         bad_share: float = 0.01,
+        pin_memory: bool = False,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            dataset: where samples come from; a file it cannot use it reports as BadFileError.
-            augmentation: what samples go through.
-            batch_size: samples in a step, all ranks together.
-            seed: decides order and augmentation.
-            step: the step to start with, to resume.
-            workers: processes that read beside this one; 0 reads in this one.
-            rank: which of the ranks this is, from 0.
-            ranks: how many processes train together, each on its share of every batch.
-            bad_files: "stop" at the first, or "skip" each, with a warning, and take another sample in its place.
-            bad_share: with "skip", the largest share of the dataset that may be bad before it stops all the same.
-        """
-        _check(workers, rank, ranks)
+        _check_processes(workers, rank, ranks)
         if len(dataset) == 0:
-            raise ValueError("the dataset has no samples; check its folder and its split")
+            raise ValueError("the dataset has no samples; check its directory and its split")
         if batch_size < 1 or batch_size % ranks:
             raise ValueError(f"batch_size is {batch_size}; expected a multiple of the number of ranks, {ranks}")
         for name, value in (("seed", seed), ("step", step)):
@@ -187,96 +167,87 @@ class TrainingLoader:
             raise ValueError(f"bad_files is {bad_files!r}; expected any of {', '.join(get_args(BadFiles))}")
         if not 0 <= bad_share <= 1:
             raise ValueError(f"bad_share is {bad_share}; expected 0 to 1")
-        share = range(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
-        # When a batch arrives, workers are told to fill one more: those in hand and the one that arrived never meet.
-        self._slots = Slots.make(workers * PREFETCH + 1, len(share), augmentation.crop)
-        batches = TrainingBatches(
-            dataset,
-            augmentation,
-            batch_size=batch_size,
-            share=share,
-            seed=seed,
-            attempts=1 if bad_files == "stop" else MOST_ATTEMPTS,
-            slots=self._slots,
-        )
+        positions = range(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
+        # The DataLoader requests a new batch when one arrives, so one more buffer than batches in progress is enough.
+        self._buffers = BatchBuffers.allocate(workers * PREFETCH + 1, len(positions), augmentation.crop)
+        attempts = 1 if bad_files == "stop" else MAX_ATTEMPTS
         self._sampler = StepSampler(step)
-        self._loader: DataLoader[Filled] = DataLoader(
-            batches,
+        self._loader: DataLoader[FilledBuffer] = DataLoader(
+            TrainingBatches(dataset, augmentation, batch_size, positions, seed, attempts, self._buffers),
             sampler=self._sampler,
             batch_size=None,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=_stand_apart,
+            worker_init_fn=_leave_process_group,
         )
         self._length = len(dataset)
         self._bad_files = bad_files
         self._bad_share = bad_share
+        self._pin_memory = pin_memory
         self.skipped: dict[int, str] = {}
-        """What was wrong with each file left out so far, by index into the dataset."""
+        """Error message of each skipped sample by dataset index."""
 
     @property
     def step(self) -> int:
         return self._sampler.step
 
     def __iter__(self) -> Iterator[Batch]:
-        # A GPU takes its copy without waiting from pinned memory. Filling that takes a while, in which the next step
-        # can be launched.
-        gpu = torch.cuda.is_available()
-        copied = self._copied(iter(self._loader), Tensor.pin_memory if gpu else Tensor.clone)
-        for batch in ahead(copied) if gpu else copied:
+        # Pinning takes time, so it runs in a thread while the previous step is launched.
+        copies = self._copies(iter(self._loader), Tensor.pin_memory if self._pin_memory else Tensor.clone)
+        for batch in prefetch(copies) if self._pin_memory else copies:
             self._sampler.step += 1
             yield batch
 
-    def _copied(self, filled: Iterator[Filled], copied: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
-        """Batches in memory of their own: slots are filled again soon."""
-        for slot, names, faults in filled:
-            for index, fault in faults.items():
-                self._report(index, fault)
+    def _copies(self, filled: Iterator[FilledBuffer], copy: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
+        """Copy batches out of their buffers, which workers soon overwrite."""
+        for buffer, names, errors in filled:
+            for index, error in errors.items():
+                self._handle_bad_file(index, error)
             if names is None:
-                raise BadFileError(f"no sample could be read in {MOST_ATTEMPTS} attempts; check the dataset")
-            yield Batch(copied(self._slots.images[slot]), copied(self._slots.labels[slot]), names)
+                raise BadFileError(f"no sample could be read in {MAX_ATTEMPTS} attempts; check the dataset")
+            yield Batch(copy(self._buffers.images[buffer]), copy(self._buffers.labels[buffer]), names)
 
-    def _report(self, index: int, fault: str) -> None:
+    def _handle_bad_file(self, index: int, error: str) -> None:
         if self._bad_files == "stop":
-            raise BadFileError(fault)
+            raise BadFileError(error)
         if index in self.skipped:
             return
-        self.skipped[index] = fault
-        logger.warning("skipped %s", fault)
+        self.skipped[index] = error
+        logger.warning("skipped %s", error)
         if len(self.skipped) > self._bad_share * self._length:
             raise BadFileError(
-                f"{len(self.skipped)} of {self._length} samples cannot be read, more than the share of "
-                f"{self._bad_share:g} that may be skipped; the last: {fault}"
+                f"{len(self.skipped)} of {self._length} samples cannot be read, more than the allowed fraction of "
+                f"{self._bad_share:g}; the last: {error}"
             )
 
 
-def ahead(items: Iterator[T], number: int = 2) -> Iterator[T]:
-    """The same items, made in a thread of their own while those before are worked on, so many ahead."""
-    made: Queue[tuple[T | None, BaseException | None]] = Queue(number)
+def prefetch(items: Iterator[T], number: int = 2) -> Iterator[T]:
+    """Yield the same items, computed up to `number` items ahead in a thread."""
+    queue: Queue[tuple[T | None, BaseException | None]] = Queue(number)
     stopped = Event()
 
-    def hand_over(item: T | None, error: BaseException | None) -> None:
+    def put(item: T | None, error: BaseException | None) -> None:
         while not stopped.is_set():
             with suppress(Full):
-                made.put((item, error), timeout=0.1)
+                queue.put((item, error), timeout=0.1)
                 return
 
-    def make() -> None:
+    def produce() -> None:
         try:
             for item in items:
-                hand_over(item, None)
+                put(item, None)
                 if stopped.is_set():
                     return
-            hand_over(None, StopIteration())
+            put(None, StopIteration())
         except BaseException as error:
-            hand_over(None, error)
+            put(None, error)
 
-    Thread(target=make, daemon=True).start()
+    Thread(target=produce, daemon=True).start()
     try:
         while True:
-            item, error = made.get()
+            item, error = queue.get()
             if isinstance(error, StopIteration):
                 return
             if error is not None:
@@ -286,25 +257,34 @@ def ahead(items: Iterator[T], number: int = 2) -> Iterator[T]:
         stopped.set()
 
 
+@dataclass(frozen=True)
 class EvaluationSamples(Dataset[Sample | str]):
-    """The samples as they are, or padded to one size; where a file cannot be used, why not."""
+    """Samples, padded to one size if requested; the error message for files that cannot be used."""
 
-    def __init__(self, dataset: SegmentationDataset, pad_to: tuple[int, int] | None) -> None:
-        self.dataset = dataset
-        self.pad_to = pad_to
+    dataset: SegmentationDataset
+    pad_to: tuple[int, int] | None
 
     def __getitem__(self, index: int) -> Sample | str:
         try:
             sample = self.dataset[index]
         except BadFileError as error:
             return str(error)
-        return sample if self.pad_to is None else padded(sample, self.pad_to)
+        return sample if self.pad_to is None else pad(sample, self.pad_to)
 
 
 class EvaluationLoader:
-    """Every sample once, in order; over several ranks each has its share and none has one twice.
+    """Load each sample once, in order; with several ranks, each sample on exactly one rank.
 
-    Shares differ by one sample where the ranks do not divide the dataset: so may the number of batches.
+    The number of samples per rank, and so of batches, may differ by one.
+
+    Args:
+        dataset: source of samples; the first that cannot be read stops the evaluation.
+        batch_size: samples per batch of this rank; above 1, images of different sizes need `pad_to`.
+        pad_to: height and width that fit all images; None does not pad.
+        workers: worker processes; 0 reads in this process.
+        rank: index of this process, from 0.
+        ranks: number of processes that evaluate together.
+        pin_memory: return batches in pinned memory; use it if they are copied to a GPU.
     """
 
     def __init__(
@@ -316,30 +296,21 @@ class EvaluationLoader:
         workers: int = 0,
         rank: int = 0,
         ranks: int = 1,
+        pin_memory: bool = False,
     ) -> None:
-        """Reads nothing yet.
-
-        Args:
-            dataset: where samples come from; the first that cannot be read stops the evaluation.
-            batch_size: samples in a batch of this rank; above 1, images of several sizes need `pad_to`.
-            pad_to: height and width that fit all images; None leaves them as they are.
-            workers: processes that read beside this one; 0 reads in this one.
-            rank: which of the ranks this is, from 0.
-            ranks: how many processes evaluate together.
-        """
-        _check(workers, rank, ranks)
+        _check_processes(workers, rank, ranks)
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
-        share = range(rank, len(dataset), ranks)
-        self._batches = [list(share[start : start + batch_size]) for start in range(0, len(share), batch_size)]
+        indices = range(rank, len(dataset), ranks)
+        self._batches = [list(indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
         self._loader: DataLoader[Batch | str] = DataLoader(
             EvaluationSamples(dataset, pad_to),  # type: ignore[arg-type]
             batch_sampler=self._batches,
-            collate_fn=_collated,
+            collate_fn=_collate_or_error,
             num_workers=workers,
             persistent_workers=workers > 0,
-            pin_memory=torch.cuda.is_available(),
-            worker_init_fn=_stand_apart,
+            pin_memory=pin_memory,
+            worker_init_fn=_leave_process_group,
         )
 
     def __len__(self) -> int:
@@ -352,51 +323,52 @@ class EvaluationLoader:
             yield batch
 
 
-def worthwhile(workers: int, samples: int) -> int:
-    """How many of the workers are worth starting to read so many samples once."""
-    return min(workers, samples // WORTH_A_WORKER)
+def useful_workers(workers: int, samples: int) -> int:
+    """Limit the number of workers for reading so many samples once."""
+    return min(workers, samples // SAMPLES_PER_WORKER)
 
 
 def collate(samples: Sequence[Sample]) -> Batch:
-    """Samples of one size as a batch."""
+    """Stack samples of one size."""
     first = samples[0]
     for sample in samples:
         if sample.label.shape != first.label.shape:
             sizes = " and ".join(f"{s.name} is {s.label.shape[0]} x {s.label.shape[1]}" for s in (first, sample))
-            raise ValueError(f"{sizes}: one batch needs one size; pad to a size, or take batches of 1")
+            raise ValueError(f"{sizes}: one batch needs one size; pad the images, or use batch size 1")
     images = torch.stack([sample.image for sample in samples])
     labels = torch.stack([sample.label for sample in samples])
     return Batch(images.contiguous(), labels, tuple(sample.name for sample in samples))
 
 
-def _collated(samples: Sequence[Sample | str]) -> Batch | str:
-    fault = next((sample for sample in samples if isinstance(sample, str)), None)
-    return collate([sample for sample in samples if not isinstance(sample, str)]) if fault is None else fault
+def _collate_or_error(samples: Sequence[Sample | str]) -> Batch | str:
+    error = next((sample for sample in samples if isinstance(sample, str)), None)
+    return collate([sample for sample in samples if not isinstance(sample, str)]) if error is None else error
 
 
-def _stand_apart(worker: int) -> None:
-    """Leave the process group: a terminal's Ctrl-C, or a SIGTERM to the group, is for the process that is read for.
+def _leave_process_group(worker: int) -> None:
+    """Keep Ctrl-C and a SIGTERM to the process group from ending a worker.
 
-    It may finish a step, and need a batch for it, before it stops its workers itself; they end too when it is gone.
+    The main process may need another batch to finish its step; it stops its workers itself, and they also end when it
+    is gone.
     """
     if hasattr(os, "setpgrp"):  # not on Windows
         os.setpgrp()
 
 
-def _as_it_is(filled: Any) -> Any:  # torch takes it for a list of samples
+def _identity(filled: Any) -> Any:  # the default collate_fn would convert the NamedTuple
     return filled
 
 
-@lru_cache(maxsize=2)  # a batch may reach from one epoch into the next
+@lru_cache(maxsize=2)  # a batch may span two epochs
 def _order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
-    return _stream(seed, ORDER, epoch).permutation(length)
+    return _random_stream(seed, ORDER, epoch).permutation(length)
 
 
-def _stream(seed: int, *purpose: int) -> np.random.Generator:
+def _random_stream(seed: int, *purpose: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(np.random.SeedSequence((seed, *purpose))))
 
 
-def _check(workers: int, rank: int, ranks: int) -> None:
+def _check_processes(workers: int, rank: int, ranks: int) -> None:
     if workers < 0:
         raise ValueError(f"workers is {workers}; expected 0 or more")
     if not 0 <= rank < ranks:

@@ -1,25 +1,25 @@
-"""What every dataset gives and every loader hands on."""
+"""Samples, batches and the dataset protocol."""
 
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 IGNORE = 255
-"""The label of pixels that no loss and no score looks at, in every dataset after loading."""
+"""Label of pixels that losses and metrics ignore, in every dataset after loading."""
 
 Color = tuple[int, int, int]
 
 
 class Sample(NamedTuple):
-    """One image with its label, as the files have it: no resizing, no normalization."""
+    """One image and its label at their original size, not normalized."""
 
     image: Tensor  # (3, H, W) uint8, RGB
     label: Tensor  # (H, W) uint8, a class id from 0 or IGNORE
-    name: str  # what to call it in a message: unique within its dataset
+    name: str  # unique within its dataset, for messages
 
 
 class Batch(NamedTuple):
-    """Samples of one size, stacked."""
+    """Stacked samples of one size."""
 
     images: Tensor  # (N, 3, H, W) uint8
     labels: Tensor  # (N, H, W) uint8
@@ -27,10 +27,10 @@ class Batch(NamedTuple):
 
 
 class SegmentationDataset(Protocol):
-    """What the loaders, the training and the evaluation ask of a dataset."""
+    """Interface of every dataset: any object with these attributes can be trained on and evaluated."""
 
-    classes: tuple[str, ...]  # the name of class id k at position k
-    palette: tuple[Color, ...]  # its color
+    classes: tuple[str, ...]  # name of class id k at position k
+    palette: tuple[Color, ...]  # color of class id k at position k
 
     def __len__(self) -> int: ...
 
@@ -38,4 +38,4 @@ class SegmentationDataset(Protocol):
 
 
 class BadFileError(ValueError):
-    """A file that cannot be used: the message says which, what was found, what was expected and what to do."""
+    """A file that cannot be used. The message names it and says what was found, what was expected and what to do."""

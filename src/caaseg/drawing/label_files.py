@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from caaseg.data.decode import pillow_allowing
+from caaseg.data.decode import pillow_pixel_limit
 from caaseg.data.sample import Color
 from caaseg.drawing.sheet import overlay
 from caaseg.files import atomic_write
@@ -43,7 +43,7 @@ def save_labels(labels: NDArray[np.uint8], palette: Sequence[Color], path: Path,
 def note_in(path: Path) -> str | None:
     """The note of a label file; None where there is no such file, or another kind of file."""
     try:
-        with pillow_allowing(sys.maxsize), Image.open(path, formats=("PNG",)) as image:  # of which no pixel is read
+        with pillow_pixel_limit(sys.maxsize), Image.open(path, formats=("PNG",)) as image:  # of which no pixel is read
             note = image.info.get("caaseg")
     except (OSError, SyntaxError, ValueError):
         return None

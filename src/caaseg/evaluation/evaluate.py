@@ -83,8 +83,9 @@ def evaluate(
         raise ValueError("the dataset has no images to score; check its directory and its split")
     distributed = dist.is_available() and dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-    loader = EvaluationLoader(dataset, batch_size=batch_size, workers=workers, rank=rank, ranks=ranks)
     num_classes, device = len(dataset.classes), predictor.device
+    pin = device.type == "cuda"
+    loader = EvaluationLoader(dataset, batch_size=batch_size, workers=workers, rank=rank, ranks=ranks, pin_memory=pin)
     matrix = ConfusionMatrix(num_classes, device)
     boundaries = BoundaryIoU(num_classes, device) if boundary else None
     others = [factory(num_classes, device) for factory in metrics]

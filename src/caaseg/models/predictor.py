@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from caaseg.data.decode import image_pixels, read_image
+from caaseg.data.decode import image_to_tensor, read_image
 from caaseg.data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize
 from caaseg.models.resize import resize
 from caaseg.models.segmenter import Prediction
@@ -196,7 +196,7 @@ def _resized(images: Tensor, size: Sequence[int]) -> Tensor:
 def _pixels(image: Image.Image | NDArray[np.uint8] | str | Path) -> Tensor:
     """(3, H, W) uint8, RGB and upright."""
     if isinstance(image, Image.Image):
-        return image_pixels(image, "the image")
+        return image_to_tensor(image, "the image")
     if isinstance(image, np.ndarray):
         shape = image.shape
         if image.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))) or 0 in shape:
@@ -204,7 +204,7 @@ def _pixels(image: Image.Image | NDArray[np.uint8] | str | Path) -> Tensor:
                 f"the image is an array of {image.dtype} of shape {shape}; "
                 "expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4)"
             )
-        return image_pixels(Image.fromarray(image), "the image")
+        return image_to_tensor(Image.fromarray(image), "the image")
     return read_image(Path(image))
 
 

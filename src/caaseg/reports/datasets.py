@@ -6,8 +6,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from caaseg.data.catalogue import Entry
-from caaseg.data.prepare.check import Findings
+from caaseg.data.datasets.info import DatasetInfo
+from caaseg.data.prepare.check import CheckResult
 
 UNVERIFIED = (
     "Addresses are those of other projects' documentation and were not verified; "
@@ -15,7 +15,7 @@ UNVERIFIED = (
 )
 
 
-def catalogue_table(entries: Mapping[str, Entry]) -> Table:
+def catalogue_table(entries: Mapping[str, DatasetInfo]) -> Table:
     """A line a dataset: classes, official splits, sizes, and how to get it."""
     table = Table(show_lines=True, caption=f"{UNVERIFIED}.", caption_justify="left")
     table.add_column("name", no_wrap=True)
@@ -28,7 +28,7 @@ def catalogue_table(entries: Mapping[str, Entry]) -> Table:
     return table
 
 
-def findings_tables(findings: Findings) -> Iterator[Table]:
+def findings_tables(findings: CheckResult) -> Iterator[Table]:
     """How many images each split has, then how the labelled pixels fall on the classes."""
     splits = Table(title=f"{findings.name} at {findings.root}", title_justify="left")
     for heading in ("split", "images", "official", "ignored pixels"):
@@ -51,7 +51,7 @@ def findings_tables(findings: Findings) -> Iterator[Table]:
     yield histogram
 
 
-def findings_as_json(findings: Findings) -> dict[str, Any]:
+def findings_as_json(findings: CheckResult) -> dict[str, Any]:
     """The same as plain values."""
     return {
         "dataset": findings.name,
@@ -66,6 +66,6 @@ def findings_as_json(findings: Findings) -> dict[str, Any]:
             for found in findings.splits
         },
         "faults": [
-            {"split": fault.split, "file": str(fault.file), "problem": fault.problem} for fault in findings.faults
+            {"split": fault.split, "file": str(fault.file), "problem": fault.message} for fault in findings.problems
         ],
     }

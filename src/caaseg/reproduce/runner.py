@@ -25,7 +25,7 @@ import torch
 
 from caaseg.api import REPORT, write_report
 from caaseg.config import Recipe
-from caaseg.data.loader import worthwhile
+from caaseg.data.loader import useful_workers
 from caaseg.evaluation.evaluate import evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
@@ -262,7 +262,7 @@ def _scored(model: torch.nn.Module, recipe: Recipe, manner: Manner) -> dict[str,
     data = open_split(recipe, manner.split)
     precision: Precision = "bf16" if recipe.precision == "bf16" else "32"
     predictor = Predictor(model, scales=manner.scales, flip=manner.flip, precision=precision)
-    scores = evaluate(predictor, data, workers=worthwhile(recipe.data.workers, len(data)))
+    scores = evaluate(predictor, data, workers=useful_workers(recipe.data.workers, len(data)))
     if not scores.confusion.any():
         raise ValueError(f"no pixel of split {manner.split} of {recipe.data.dataset} is labelled; give another --split")
     iou = {name: None if math.isnan(value) else value for name, value in zip(scores.classes, scores.iou, strict=True)}

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from caaseg.config import Recipe
-from caaseg.data.loader import EvaluationLoader, TrainingLoader, worthwhile
+from caaseg.data.loader import EvaluationLoader, TrainingLoader, useful_workers
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.data.transforms import normalize
 from caaseg.evaluation.best_worst import BestWorstImages
@@ -133,6 +133,7 @@ def train_loop(
         TrainingLoader(
             train_data, recipe.data, batch_size=recipe.batch_size, seed=recipe.seed, step=start,
             workers=recipe.data.workers, rank=rank, ranks=ranks, bad_files=recipe.data.bad_files,
+            pin_memory=device.type == "cuda",
         )
     )  # fmt: skip
     log = StepLog(recipe, MetricsLog(run, start) if fabric.is_global_zero else None, start, progress)
@@ -436,7 +437,7 @@ def _class_weights(fabric: "Fabric", recipe: Recipe, data: SegmentationDataset) 
 
 def _reading_workers(recipe: Recipe, data: SegmentationDataset, ranks: int) -> int:
     """Return how many processes read a dataset once; cached data needs none."""
-    return 0 if recipe.data.cache else worthwhile(recipe.data.workers, len(data) // ranks)
+    return 0 if recipe.data.cache else useful_workers(recipe.data.workers, len(data) // ranks)
 
 
 def _sum_over_ranks(tensor: Tensor) -> Tensor:

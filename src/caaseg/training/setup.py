@@ -12,7 +12,6 @@ import torch
 
 from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find, open_dataset
-from caaseg.data.joined import JoinedDataset
 from caaseg.data.sample import SegmentationDataset
 from caaseg.models import Segmenter, load_model
 from caaseg.models.weights import check_fits, load_backbone_weights
@@ -119,10 +118,9 @@ def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
         raise ValueError(f"data.root is {root}: no such directory; expected that of {data.dataset}; --data.root")
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
     try:
-        parts = [open_dataset(data.dataset, root, name, **options) for name in names.split("+")]
+        return open_dataset(data.dataset, root, names, **options)
     except TypeError as error:  # an option that the dataset does not have
         raise ValueError(f"data.options is {data.options}, which {data.dataset} does not accept: {error}") from error
-    return parts[0] if len(parts) == 1 else JoinedDataset(parts)
 
 
 def check_classes_of(recipe: Recipe, train: SegmentationDataset, val: SegmentationDataset) -> None:

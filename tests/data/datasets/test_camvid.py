@@ -29,7 +29,7 @@ def test_every_split_of_every_variant_is_read(tmp_path: Path, suffix: str, full_
     assert dataset.palette[5] == (128, 128, 0)
 
 
-def test_the_repository_s_own_folder_is_found_below_the_root(tmp_path: Path) -> None:
+def test_the_directory_of_the_published_repository_is_found(tmp_path: Path) -> None:
     trees.camvid(tmp_path / "CamVid", full_paths=True)
     assert len(CamVid(tmp_path, "train")) == 3
 
@@ -52,9 +52,9 @@ def test_missing_files_are_found_without_opening_any(tmp_path: Path) -> None:
         dataset[0]
 
 
-def test_an_image_twice_is_an_error(tmp_path: Path) -> None:
+def test_two_images_with_one_name_are_an_error(tmp_path: Path) -> None:
     trees.camvid(tmp_path)
-    trees.save_picture(tmp_path / "train" / "0001TP_train0.jpg")
+    trees.save_image(tmp_path / "train" / "0001TP_train0.jpg")
     with pytest.raises(BadFileError, match=r"0001TP_train0\.png: 0001TP_train0\.jpg has the same name"):
         CamVid(tmp_path, "train")
 
@@ -66,7 +66,7 @@ def test_sizes_must_agree(tmp_path: Path) -> None:
         CamVid(tmp_path, "train")[0]
 
 
-def test_an_unknown_split_and_a_missing_list_are_said(tmp_path: Path) -> None:
+def test_an_unknown_split_and_a_missing_list_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="camvid has no split 'trainval'; expected train or val or test"):
         CamVid(tmp_path, "trainval")
     with pytest.raises(BadFileError, match=r"val\.txt: no such file; expected the split's list of names; run"):

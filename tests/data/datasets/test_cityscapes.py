@@ -37,12 +37,12 @@ def test_an_id_outside_the_table_is_an_error(tmp_path: Path, value: int) -> None
         Cityscapes(tmp_path, "val")[1]
 
 
-def test_missing_labels_and_folders_are_said(tmp_path: Path) -> None:
+def test_missing_labels_and_directories_are_reported(tmp_path: Path) -> None:
     trees.cityscapes(tmp_path)
     path = tmp_path / "gtFine/val/lindau/lindau_000000_000000_gtFine_labelIds.png"
     path.unlink()
     assert Cityscapes(tmp_path, "val").missing() == [path]
-    with pytest.raises(BadFileError, match=r"leftImg8bit.train: no such folder; expected the images of Cityscapes"):
+    with pytest.raises(BadFileError, match=r"leftImg8bit.train: no such directory; expected the images of Cityscapes"):
         Cityscapes(tmp_path / "elsewhere", "train")
 
 
@@ -51,13 +51,15 @@ def test_a_submission_has_label_ids(tmp_path: Path) -> None:
     path = save_submission(prediction, "berlin_000000_000019", tmp_path / "out")
     with Image.open(path) as image:
         assert (image.mode, image.size, image.format) == ("L", (2048, 1024), "PNG")
-        np.testing.assert_array_equal(np.array(image), np.array(CLASSES.raw)[prediction])
+        np.testing.assert_array_equal(np.array(image), np.array(CLASSES.values)[prediction])
     assert [found.name for found in path.parent.iterdir()] == ["berlin_000000_000019_prediction.png"]
 
 
-def test_a_submission_that_the_server_would_refuse_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_submission_is_refused(tmp_path: Path) -> None:
     right = np.zeros((1024, 2048), dtype=np.uint8)
-    with pytest.raises(ValueError, match=r"'\.\./x' is not a Cityscapes sample's name; expected city_sequence_frame"):
+    with pytest.raises(
+        ValueError, match=r"'\.\./x' is not the name of a Cityscapes sample; expected city_sequence_frame"
+    ):
         save_submission(right, "../x", tmp_path)
     with pytest.raises(ValueError, match=r"has shape \(512, 1024\); expected \(1024, 2048\)"):
         save_submission(right[::2, ::2], "berlin_000000_000019", tmp_path)

@@ -10,13 +10,10 @@ from caaseg.data.sample import IGNORE, BadFileError
 from tests.data import trees
 
 
-def quiet(step: str, done: int, total: int | None) -> None: ...
-
-
 def prepared_10k(root: Path) -> None:
     conversion = conversion_10k(root)
     assert conversion is not None
-    convert(conversion, quiet)
+    convert(conversion, trees.no_progress)
 
 
 def test_10k_ids_are_not_shifted(tmp_path: Path) -> None:
@@ -27,7 +24,7 @@ def test_10k_ids_are_not_shifted(tmp_path: Path) -> None:
     assert train[0].label[0, :5].tolist() == [IGNORE, 0, 79, 80, 170]
     assert [train.classes[k] for k in (0, 79, 80, 170)] == ["person", "toothbrush", "banner", "wood"]
     assert train.missing() == test.missing() == []
-    assert conversion_10k(tmp_path) is None  # it is done
+    assert conversion_10k(tmp_path) is None  # already converted
 
 
 def test_164k_values_are_the_ids_minus_one(tmp_path: Path) -> None:
@@ -59,7 +56,7 @@ def test_missing_files_are_found(tmp_path: Path) -> None:
     path = tmp_path / "annotations/val2017/000000000000.png"
     path.unlink()
     assert CocoStuff164K(tmp_path, "val").missing() == [path]
-    with pytest.raises(BadFileError, match=r"train2017: no such folder; expected the images of COCO 2017"):
+    with pytest.raises(BadFileError, match=r"train2017: no such directory; expected the images of COCO 2017"):
         CocoStuff164K(tmp_path / "elsewhere", "train")
     with pytest.raises(BadFileError, match=r"annotations: no \.mat files"):
         conversion_10k(tmp_path / "elsewhere")

@@ -1,4 +1,4 @@
-"""A folder of images and masks: splits, meanings of values, and what is never guessed silently."""
+"""A directory of images and masks: splits, classes, and no silent guesses."""
 
 import logging
 import pickle
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from caaseg.data.catalogue import open_dataset
-from caaseg.data.datasets.folder import Folder, Meaning, read_meaning, splits_in
+from caaseg.data.datasets.folder import Folder, MaskClasses, read_mask_classes, splits_in
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data import trees
 
@@ -18,7 +18,7 @@ NAMES = [f"n{k:02d}" for k in range(20)]
 
 def make(root: Path, *values: int, names: list[str] = NAMES, classes: str | None = None) -> Path:
     for name in names:
-        trees.save_picture(root / "images" / f"{name}.jpg")
+        trees.save_image(root / "images" / f"{name}.jpg")
         trees.save_mask(root / "masks" / f"{name}.png", trees.values_of(*values))
     if classes is not None:
         (root / "classes.yaml").write_text(classes)
@@ -29,7 +29,7 @@ def names_of(dataset: Folder) -> list[str]:
     return [pair.name for pair in dataset.pairs]
 
 
-def test_a_seeded_share_is_kept_for_val(tmp_path: Path) -> None:
+def test_a_seeded_fraction_becomes_val(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, classes="classes: [a, b]")
     assert splits_in(tmp_path) == ("train", "val")
     train, val = Folder(tmp_path, "train", val_fraction=0.25), Folder(tmp_path, "val", val_fraction=0.25)
@@ -40,13 +40,13 @@ def test_a_seeded_share_is_kept_for_val(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["later"])
     moved = set(names_of(Folder(tmp_path, "val", val_fraction=0.25))) ^ set(names_of(val))
     assert len(moved) <= 2
-    with pytest.raises(ValueError, match=r"val_fraction is 1\.5; expected a share between 0 and 1"):
+    with pytest.raises(ValueError, match=r"val_fraction is 1\.5; expected a number between 0 and 1"):
         Folder(tmp_path, "val", val_fraction=1.5)
     with pytest.raises(ValueError, match="has no split 'test'; expected train or val"):
         Folder(tmp_path, "test")
 
 
-def test_lists_say_the_splits_with_or_without_endings(tmp_path: Path) -> None:
+def test_lists_define_the_splits_with_or_without_suffixes(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["a", "b", "c.v2", "d"], classes="classes: [x, y]")
     trees.write_lines(tmp_path / "train.txt", ["b", "c.v2"])
     trees.write_lines(tmp_path / "val.txt", ["a.jpg"])
@@ -58,22 +58,22 @@ def test_lists_say_the_splits_with_or_without_endings(tmp_path: Path) -> None:
     assert [path.name for path in Folder(tmp_path, "val").missing()] == ["nowhere.jpg", "nowhere.png"]
 
 
-def test_subfolders_say_the_splits(tmp_path: Path) -> None:
+def test_subdirectories_define_the_splits(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["train/a", "train/deeper/b", "val/a"], classes="classes: [x, y]")
     for k in range(2):
-        trees.save_picture(tmp_path / "images" / "test" / f"{k}.png")
+        trees.save_image(tmp_path / "images" / "test" / f"{k}.png")
     assert splits_in(tmp_path) == ("train", "val", "test")
     assert names_of(Folder(tmp_path, "train")) == ["train/a", "train/deeper/b"]
     assert names_of(Folder(tmp_path, "val")) == ["val/a"]
     test = Folder(tmp_path, "test")
     assert len(test) == 2
-    assert trees.values_in(test[0].label) == [IGNORE]  # no masks at all: nothing to score
+    assert trees.values_in(test[0].label) == [IGNORE]  # no masks
     trees.save_mask(tmp_path / "masks" / "test" / "0.png", trees.values_of(1))
     assert Folder(tmp_path, "test").missing() == [tmp_path / "masks" / "test" / "1.png"]
 
 
 @pytest.mark.parametrize("again", ["b", "b.jpg", "./b"])
-def test_an_image_in_two_lists_is_not_trained_with(tmp_path: Path, again: str) -> None:
+def test_an_image_in_two_lists_is_refused(tmp_path: Path, again: str) -> None:
     make(tmp_path, 0, 1, names=["a", "b", "c", "d"], classes="classes: [x, y]")
     trees.write_lines(tmp_path / "train.txt", ["a", "b"])
     trees.write_lines(tmp_path / "val.txt", [again, "c"])
@@ -84,20 +84,20 @@ def test_an_image_in_two_lists_is_not_trained_with(tmp_path: Path, again: str) -
     assert len(open_dataset("folder", tmp_path, "test")) == 1
     trees.write_lines(tmp_path / "val.txt", ["c"])
     assert len(open_dataset("folder", tmp_path, "train")) == 2
-    trees.write_lines(tmp_path / "test.txt", ["c"])  # val is test: nothing is learned from either
+    trees.write_lines(tmp_path / "test.txt", ["c"])  # val and test may overlap
     assert [len(open_dataset("folder", tmp_path, split)) for split in ("train", "val", "test")] == [2, 1, 1]
-    (tmp_path / "val.txt").write_bytes(b"\xff")  # the fault of val, not of train
+    (tmp_path / "val.txt").write_bytes(b"\xff")  # a problem of val, not of train
     assert len(open_dataset("folder", tmp_path, "train")) == 2
 
 
-def test_a_list_without_that_of_train_is_an_error(tmp_path: Path) -> None:
+def test_a_list_without_train_txt_is_an_error(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["a", "b", "c"], classes="classes: [x, y]")
     trees.write_lines(tmp_path / "val.txt", ["a"])
-    with pytest.raises(BadFileError, match=r"val\.txt: no train\.txt beside it; write one, or remove this list too"):
+    with pytest.raises(BadFileError, match=r"val\.txt: no train\.txt next to it; write one, or remove this list too"):
         open_dataset("folder", tmp_path, "train")
 
 
-def test_links_to_training_images_are_no_other_images(tmp_path: Path) -> None:
+def test_links_to_training_images_are_the_same_images(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["train/a", "train/b"], classes="classes: [x, y]")
     for kind in ("images", "masks"):
         (tmp_path / kind / "val").symlink_to("train")
@@ -107,24 +107,24 @@ def test_links_to_training_images_are_no_other_images(tmp_path: Path) -> None:
         open_dataset("folder", tmp_path, "val")
 
 
-def test_a_split_without_images_says_what_to_give(tmp_path: Path) -> None:
+def test_a_split_without_images_is_reported(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["a"], classes="classes: [x, y]")
-    with pytest.raises(BadFileError, match=r"one image: train has none, .*give at least two images, or.* val\.txt"):
+    with pytest.raises(BadFileError, match=r"one image: train has none, .*add images, or.* val\.txt"):
         open_dataset("folder", tmp_path, "train")
-    assert len(open_dataset("folder", tmp_path, "val")) == 1  # a model trained elsewhere may be scored on it
+    assert len(open_dataset("folder", tmp_path, "val")) == 1  # a trained model may be evaluated on it
     make(tmp_path, 0, 1, names=["b"])
-    with pytest.raises(BadFileError, match=r"2 images: train has none, since all are kept for val"):
+    with pytest.raises(BadFileError, match=r"2 images: train has none, because all are in val"):
         open_dataset("folder", tmp_path, "train", val_fraction=0.9)
     trees.write_lines(tmp_path / "train.txt", [])
-    with pytest.raises(BadFileError, match=r"train\.txt: no names, so train has no images; expected a name a line"):
+    with pytest.raises(BadFileError, match=r"train\.txt: no names, so train has no images; expected one name per line"):
         open_dataset("folder", tmp_path, "train")
 
 
-def test_folders_without_images_say_what_is_there(tmp_path: Path) -> None:
+def test_directories_without_images_report_their_content(tmp_path: Path) -> None:
     make(tmp_path / "split", 0, 1, names=["train/a"], classes="classes: [x, y]")
     (tmp_path / "split" / "images" / "val").mkdir()
     with pytest.raises(
-        BadFileError, match=r"images/val: no images found, the folder is empty; expected files that end"
+        BadFileError, match=r"images/val: no images found, the directory is empty; expected files that end"
     ):
         open_dataset("folder", tmp_path / "split", "val")
     make(tmp_path / "other", 0, 1, names=["a"], classes="classes: [x, y]")
@@ -133,30 +133,30 @@ def test_folders_without_images_say_what_is_there(tmp_path: Path) -> None:
         open_dataset("folder", tmp_path / "other", "train")
 
 
-def test_a_folder_without_masks_says_what_is_there_and_what_to_do(tmp_path: Path) -> None:
+def test_a_directory_without_masks_reports_its_content_and_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "masks").mkdir()
     with pytest.raises(
-        BadFileError, match=r"masks: no masks found, the folder is empty;.*put images into.*none either"
+        BadFileError, match=r"masks: no masks found, the directory is empty;.*put images into.*none either"
     ):
         Folder(tmp_path, "train")
-    trees.save_picture(tmp_path / "images" / "a.jpg")
+    trees.save_image(tmp_path / "images" / "a.jpg")
     for split in ("train", "val"):
         with pytest.raises(
-            BadFileError, match=r"masks: no masks found, the folder is empty; expected.*; save the masks"
+            BadFileError, match=r"masks: no masks found, the directory is empty; expected.*; save the masks"
         ):
             Folder(tmp_path, split)
-    trees.save_picture(tmp_path / "masks" / "a.jpg")
+    trees.save_image(tmp_path / "masks" / "a.jpg")
     (tmp_path / "masks" / "notes.txt").write_text("")
     jpeg = r"masks: no masks found, only other files \(1 \.jpg, 1 \.txt\); .*JPEG changes the values.*again as PNG"
     with pytest.raises(BadFileError, match=jpeg):
         Folder(tmp_path, "train")
-    (tmp_path / "classes.yaml").write_text("classes: [x, y]")  # named classes make them no masks
+    (tmp_path / "classes.yaml").write_text("classes: [x, y]")  # also with named classes
     with pytest.raises(BadFileError, match=jpeg):
         Folder(tmp_path, "train")
 
 
-def test_black_and_white_masks_are_two_classes_and_it_is_announced(
+def test_black_and_white_masks_are_two_classes_and_it_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make(tmp_path, 0, 255)
@@ -164,7 +164,7 @@ def test_black_and_white_masks_are_two_classes_and_it_is_announced(
         train, val = Folder(tmp_path, "train"), Folder(tmp_path, "val")
     assert train.classes == val.classes == ("background", "foreground")
     assert trees.values_in(train[0].label) == [0, 1]
-    (record,) = caplog.records  # one look for all splits
+    (record,) = caplog.records  # inferred once for all splits
     assert "the masks hold only 0 and 255: read as two classes" in record.getMessage()
     assert "with nothing ignored" in record.getMessage()
 
@@ -205,7 +205,7 @@ def test_black_and_white_in_colors_among_class_ids_is_refused_never_ignored(
         train[0]
 
 
-def test_a_see_through_black_and_white_mask_is_refused(tmp_path: Path) -> None:
+def test_a_transparent_black_and_white_mask_is_refused(tmp_path: Path) -> None:
     make(tmp_path, 0, 255)
     for name in NAMES:
         Image.new("RGBA", (16, 12), (255, 255, 255, 0)).save(tmp_path / "masks" / f"{name}.png")
@@ -219,7 +219,7 @@ def test_black_and_white_masks_under_names_alone_are_an_error_never_ignored(tmp_
         Folder(tmp_path, "train")[0]
 
 
-def test_what_255_means_can_be_said(tmp_path: Path) -> None:
+def test_classes_yaml_can_define_255(tmp_path: Path) -> None:
     make(tmp_path, 0, 255, classes="classes: {background: 0, cat: 255}")
     assert Folder(tmp_path, "train").classes == ("background", "cat")
     assert trees.values_in(Folder(tmp_path, "train")[0].label) == [0, 1]
@@ -227,15 +227,15 @@ def test_what_255_means_can_be_said(tmp_path: Path) -> None:
     assert trees.values_in(Folder(tmp_path, "train")[0].label) == [0, IGNORE]
 
 
-def test_index_masks_are_found_by_looking_and_announced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_classes_of_index_masks_are_inferred_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path, 0, 1, 7, 255)
     dataset = Folder(tmp_path, "train")
     assert dataset.classes == ("0", "1", "7")
     assert trees.values_in(dataset[0].label) == [0, 1, 2, IGNORE]
-    assert "found 3 classes by looking, values 0, 1, 7; 255 is ignored; write" in caplog.text
+    assert "found 3 classes in the masks, values 0, 1, 7; 255 is ignored; write" in caplog.text
 
 
-def test_a_mask_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> None:
+def test_an_unreadable_mask_does_not_hide_the_others(tmp_path: Path) -> None:
     make(tmp_path, 0, 255)
     (tmp_path / "masks" / "n00.png").write_bytes(b"no mask")
     assert Folder(tmp_path, "train").classes == ("background", "foreground")
@@ -243,7 +243,7 @@ def test_a_mask_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path) -> 
     assert tmp_path / "masks" / "n00.png" in [pair.label for pair in samples]
 
 
-def test_a_mask_that_changes_is_looked_at_again(tmp_path: Path) -> None:
+def test_classes_are_inferred_again_if_a_mask_changes(tmp_path: Path) -> None:
     make(tmp_path, 0, 1)
     assert Folder(tmp_path, "train").classes == ("0", "1")
     trees.save_mask(tmp_path / "masks" / "n00.png", trees.values_of(0, 1, 2, 3, 4))
@@ -278,14 +278,14 @@ def test_rgb_masks_go_through_the_color_table(tmp_path: Path) -> None:
     (tmp_path / "classes.yaml").unlink()
     advice = r"give the color of each class in classes\.yaml, such as: classes: \{background: \[0, 0, 0\], cat: \[192"
     with pytest.raises(
-        BadFileError, match=rf"a mask of mode RGB; found the color \(\d+, .*black and white alone;.*{advice}"
+        BadFileError, match=rf"a mask of mode RGB with the color \(\d+, .*only black and white;.*{advice}"
     ):
         Folder(tmp_path, "train")
 
 
-def test_a_meaning_can_be_handed_in(tmp_path: Path) -> None:
+def test_mask_classes_can_be_given(tmp_path: Path) -> None:
     make(tmp_path, 3, 4)
-    dataset = Folder(tmp_path, "train", meaning=Meaning({"x": 4}, ignore=(3,)))
+    dataset = Folder(tmp_path, "train", mask_classes=MaskClasses({"x": 4}, ignore=(3,)))
     assert dataset.classes == ("x",)
     assert trees.values_in(dataset[0].label) == [0, IGNORE]
 
@@ -294,40 +294,41 @@ def test_a_meaning_can_be_handed_in(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("classes: [a", "cannot be read as YAML"),
-        ("names: [a]", "expected classes: and perhaps ignore:, and nothing else"),
-        ("classes: [a]\nother: 1", "expected classes: and perhaps ignore:, and nothing else"),
+        ("names: [a]", "expected only classes: and optionally ignore:"),
+        ("classes: [a]\nother: 1", "expected only classes: and optionally ignore:"),
         ("classes: 3", "classes is 3; expected names, or names with values or colors"),
         ("classes: [a, no]", "the name False is not text; put it in quotes"),
-        ("classes: {a: -1}", "-1 is no mask value; expected a whole number or a color"),
-        ("classes: {a: [1, 2]}", r"\[1, 2\] is no mask value"),
-        ("classes: {a: [1, 2, 256]}", r"\[1, 2, 256\] is no mask value"),
-        ("classes: {a: 1, b: [0, 0, 0]}", "some values are numbers and some are colors"),
+        ("classes: {a: -1}", "-1 is not a mask value; expected an integer or a color"),
+        ("classes: {a: [1, 2]}", r"\[1, 2\] is not a mask value"),
+        ("classes: {a: [1, 2, 256]}", r"\[1, 2, 256\] is not a mask value"),
+        ("classes: {a: 1, b: [0, 0, 0]}", "some values are integers and some are colors"),
         ("classes: [a, a]", "a name or a value occurs twice; expected each once"),
         ("classes: {a: 1, b: 1}", "a name or a value occurs twice; expected each once"),
         ("classes: {a: 255}\nignore: [255]", "a name or a value occurs twice; expected each once"),
+        ("classes: [a]\nignore: 0", r"ignore is 0; expected a list such as \[255\]"),
         ("classes: [a]\nignore: 255", r"ignore is 255; expected a list such as \[255\]"),
         (f"classes: [{', '.join(f'c{k}' for k in range(255))}]", "255 classes; expected at most 254"),
     ],
 )
-def test_a_wrong_classes_file_is_said(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_classes_file_is_reported(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "classes.yaml").write_text(text)
     with pytest.raises(BadFileError, match=rf"classes\.yaml: .*{message}"):
-        read_meaning(tmp_path)
+        read_mask_classes(tmp_path)
 
 
-def test_partners_that_are_missing_and_folders_that_are_not_there_are_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"images: no such folder; expected images/ and masks/ in"):
+def test_missing_partners_and_directories_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"images: no such directory; expected images/ and masks/ in"):
         Folder(tmp_path, "train")
     make(tmp_path, 0, 1, names=["a", "b", "c"], classes="classes: [x, y]")
     (tmp_path / "masks" / "a.png").unlink()
     missing = Folder(tmp_path, "train").missing() + Folder(tmp_path, "val").missing()
     assert missing == [tmp_path / "masks" / "a.png"]
-    trees.save_picture(tmp_path / "images" / "b.png")
+    trees.save_image(tmp_path / "images" / "b.png")
     with pytest.raises(BadFileError, match=r"b\.png: b\.jpg has the same name"):
         Folder(tmp_path, "train")
 
 
-def test_masks_of_nothing_and_of_too_much_are_said(tmp_path: Path) -> None:
+def test_masks_without_classes_and_with_too_many_are_reported(tmp_path: Path) -> None:
     make(tmp_path / "nothing", 255)
     with pytest.raises(BadFileError, match=r"masks: no mask with a value other than 255"):
         Folder(tmp_path / "nothing", "train")
@@ -337,8 +338,8 @@ def test_masks_of_nothing_and_of_too_much_are_said(tmp_path: Path) -> None:
         Folder(tmp_path / "much", "train")
 
 
-def test_what_notebooks_leave_behind_is_not_data(tmp_path: Path) -> None:
+def test_hidden_files_are_skipped(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["a", "b"], classes="classes: [x, y]")
-    trees.save_picture(tmp_path / "images" / ".ipynb_checkpoints" / "a-checkpoint.png")
-    trees.save_picture(tmp_path / "images" / "._a.png")
+    trees.save_image(tmp_path / "images" / ".ipynb_checkpoints" / "a-checkpoint.png")
+    trees.save_image(tmp_path / "images" / "._a.png")
     assert sorted(names_of(Folder(tmp_path, "train")) + names_of(Folder(tmp_path, "val"))) == ["a", "b"]

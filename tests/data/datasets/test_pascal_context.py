@@ -10,15 +10,14 @@ from caaseg.data.datasets.pascal_context import CLASSES, PascalContext, conversi
 from caaseg.data.prepare.convert import convert
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data import trees
-from tests.data.datasets.test_coco_stuff import quiet
 
-VALUES = trees.values_of(0, 2, 458, 431, 1, 284)  # unlabelled, aeroplane, wood, "unknown", no class of the 59, person
+VALUES = trees.values_of(0, 2, 458, 431, 1, 284)  # unlabelled, aeroplane, wood, "unknown", not one of the 59, person
 
 
 def prepared(root: Path) -> None:
     todo = conversion(root)
     assert todo is not None
-    convert(todo, quiet)
+    convert(todo, trees.no_progress)
 
 
 @pytest.mark.parametrize("source", ["mat", "json"])
@@ -29,7 +28,7 @@ def test_both_protocols_read_both_sources(tmp_path: Path, source: str) -> None:
     else:
         trees.context_json(tmp_path, VALUES)
     prepared(tmp_path)
-    assert conversion(tmp_path) is None  # it is done
+    assert conversion(tmp_path) is None  # already converted
     for split, number in (("train", 2), ("val", 1)):
         with_59, with_60 = PascalContext(tmp_path, split), PascalContext(tmp_path, split, protocol=60)
         assert len(with_59) == len(with_60) == number
@@ -44,9 +43,9 @@ def test_both_protocols_read_both_sources(tmp_path: Path, source: str) -> None:
     assert source_text == ("trainval/*.mat\n" if source == "mat" else "trainval_merged.json\n")
 
 
-def test_labels_converted_elsewhere_are_read_as_they_are(tmp_path: Path) -> None:
+def test_converted_labels_are_read(tmp_path: Path) -> None:
     voc = tmp_path / "VOCdevkit" / "VOC2010"
-    trees.save_picture(voc / "JPEGImages" / "2008_000002.jpg")
+    trees.save_image(voc / "JPEGImages" / "2008_000002.jpg")
     trees.save_mask(voc / "SegmentationClassContext" / "2008_000002.png", trees.values_of(0, 1, 59))
     trees.write_lines(voc / "ImageSets" / "SegmentationContext" / "train.txt", ["2008_000002"])
     assert conversion(tmp_path) is None
@@ -56,7 +55,7 @@ def test_labels_converted_elsewhere_are_read_as_they_are(tmp_path: Path) -> None
         PascalContext(tmp_path, "train")[0]
 
 
-def test_later_regions_lie_on_top(tmp_path: Path) -> None:
+def test_later_regions_cover_earlier_ones(tmp_path: Path) -> None:
     trees.voc2010(tmp_path)
     trees.context_json(tmp_path, VALUES)
     path = tmp_path / "VOCdevkit" / "VOC2010" / "trainval_merged.json"
@@ -69,7 +68,7 @@ def test_later_regions_lie_on_top(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["mat", "json"])
-def test_a_raw_id_outside_the_459_is_an_error(tmp_path: Path, source: str) -> None:
+def test_an_id_outside_the_459_is_an_error(tmp_path: Path, source: str) -> None:
     trees.voc2010(tmp_path)
     values = trees.values_of(0, 2, 460)
     if source == "mat":
@@ -83,8 +82,8 @@ def test_a_raw_id_outside_the_459_is_an_error(tmp_path: Path, source: str) -> No
         PascalContext(tmp_path, "train")
 
 
-def test_missing_label_maps_and_files_are_said(tmp_path: Path) -> None:
-    with pytest.raises(BadFileError, match=r"trainval_merged\.json: no such file, and no folder .*trainval either"):
+def test_missing_label_maps_and_files_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(BadFileError, match=r"trainval_merged\.json: no such file, and no directory .*trainval either"):
         conversion(tmp_path)
     trees.voc2010(tmp_path)
     trees.context_mat(tmp_path, VALUES)
@@ -94,7 +93,7 @@ def test_missing_label_maps_and_files_are_said(tmp_path: Path) -> None:
         conversion(tmp_path)
 
 
-def test_a_name_that_leads_elsewhere_is_never_written(tmp_path: Path) -> None:
+def test_a_name_that_leads_outside_is_never_written(tmp_path: Path) -> None:
     trees.voc2010(tmp_path)
     trees.context_mat(tmp_path, VALUES)
     trees.write_lines(tmp_path / "VOCdevkit/VOC2010/ImageSets/Main/train.txt", ["../../evil"])
@@ -113,7 +112,7 @@ def test_a_name_that_leads_elsewhere_is_never_written(tmp_path: Path) -> None:
         "[" * 99_999,
     ],
 )
-def test_a_json_file_of_another_kind_is_said(tmp_path: Path, content: str) -> None:
+def test_an_invalid_json_file_is_reported(tmp_path: Path, content: str) -> None:
     path = tmp_path / "VOCdevkit" / "VOC2010" / "trainval_merged.json"
     path.parent.mkdir(parents=True)
     path.write_text(content)

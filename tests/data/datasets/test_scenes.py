@@ -1,4 +1,4 @@
-"""The drawn scenes: always the same, valid, and such that a house can be told from its row or column alone."""
+"""Synthetic scenes: reproducible, valid, and houses that only their row or column identifies."""
 
 import hashlib
 from pathlib import Path
@@ -25,11 +25,11 @@ def fingerprint(sample: Sample) -> str:
 
 
 def layout_of(scenes: Scenes, index: int) -> Layout:
-    """Where the houses of a train scene stand: its own stream of random numbers, read again."""
+    """Return the layout of a train scene, drawn again from its random stream."""
     return draw_layout(np.random.default_rng((scenes.seed, 0, index, 0)), scenes.size, CLUTTER[scenes.difficulty])
 
 
-def test_a_scene_is_the_same_in_every_process_for_ever() -> None:
+def test_scenes_are_the_same_in_every_process_and_version() -> None:
     assert fingerprint(Scenes(seed=3)[7]) == "ef51d28957462060"
     assert fingerprint(Scenes("val", size=(96, 160), difficulty="hard")[0]) == "404b84dcb243a226"
 
@@ -67,12 +67,12 @@ def test_every_class_has_a_fair_share_of_the_pixels() -> None:
     labels = torch.cat([Scenes()[index].label.flatten() for index in range(100)])
     shares = torch.bincount(labels.long(), minlength=256)[: len(Scenes.classes)] / len(labels)
     assert shares[:3].min() > 0.2  # regions
-    assert shares[FIRST_HOUSE:].min() > 0.004  # houses: small, and none rare
+    assert shares[FIRST_HOUSE:].min() > 0.004  # houses are small, and none is rare
     assert shares[FIRST_HOUSE:].max() < 0.02
 
 
 @given(size=sizes, difficulty=difficulties, seed=seeds)
-def test_one_lamp_far_away_in_the_row_or_the_column_tells_each_house(
+def test_exactly_one_distant_lamp_in_its_row_or_column_identifies_each_house(
     size: tuple[int, int], difficulty: Difficulty, seed: int
 ) -> None:
     scenes = Scenes(size=size, difficulty=difficulty, seed=seed)
@@ -81,17 +81,17 @@ def test_one_lamp_far_away_in_the_row_or_the_column_tells_each_house(
         along_row = [(row, int(c)) for c in torch.nonzero(label[row] == LAMP)]
         along_column = [(int(r), column) for r in torch.nonzero(label[:, column] == LAMP)]
         assert bool(along_row) != bool(along_column), "a lamp in both, or in none"
-        seen = along_row or along_column
-        assert max(a[0] - b[0] + a[1] - b[1] for a in seen for b in seen) < min(size) / 8, "more than one lamp"
-        distance, side = (abs(seen[0][1] - column), size[1]) if along_row else (abs(seen[0][0] - row), size[0])
+        lamps = along_row or along_column
+        assert max(a[0] - b[0] + a[1] - b[1] for a in lamps for b in lamps) < min(size) / 8, "more than one lamp"
+        distance, side = (abs(lamps[0][1] - column), size[1]) if along_row else (abs(lamps[0][0] - row), size[0])
         assert distance > 0.4 * side
-        middle = seen[len(seen) // 2]
+        middle = lamps[len(lamps) // 2]
         color = tuple(image[:, middle[0], middle[1]].tolist())
         assert scenes.palette.index(color) == label[row, column]
 
 
 @given(seed=seeds, difficulty=difficulties, data=st.data())
-def test_nothing_but_its_lamp_changes_with_the_class_of_a_house(seed: int, difficulty: Difficulty, data: Any) -> None:
+def test_only_its_lamp_depends_on_the_class_of_a_house(seed: int, difficulty: Difficulty, data: Any) -> None:
     size, clutter = (96, 96), CLUTTER[difficulty]
     layout = draw_layout(np.random.default_rng(seed), size, clutter)
     others = data.draw(st.lists(st.integers(0, 3), min_size=clutter.houses, max_size=clutter.houses))
@@ -103,7 +103,7 @@ def test_nothing_but_its_lamp_changes_with_the_class_of_a_house(seed: int, diffi
     assert (label == LAMP).sum() == (other_label == LAMP).sum()
 
 
-def test_the_nearest_look_alike_of_a_house_is_of_its_class_only_by_chance() -> None:
+def test_the_most_similar_house_has_the_same_class_only_by_chance() -> None:
     scenes, reach = Scenes(difficulty="easy"), 10
     windows, classes = [], []
     for index in range(300):
@@ -115,7 +115,7 @@ def test_the_nearest_look_alike_of_a_house_is_of_its_class_only_by_chance() -> N
     features, truth = torch.stack(windows).float(), torch.stack(classes)
     distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
     guessed = truth[distances.argmin(1)]
-    assert abs((guessed == truth).float().mean() - 0.25) < 0.06  # 600 houses of four colors: 3.4 deviations
+    assert abs((guessed == truth).float().mean() - 0.25) < 0.06  # 600 houses of four colors: 3.4 standard deviations
 
 
 @pytest.mark.parametrize(
@@ -133,21 +133,19 @@ def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
         Scenes(**options)
 
 
-def test_the_catalogue_opens_them_without_a_root_and_knows_that_there_are_no_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_catalogue_opens_scenes_without_a_root(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = open_dataset("scenes", None, "val", difficulty="hard", size=(64, 80))
     assert fingerprint(opened[3]) == fingerprint(Scenes("val", difficulty="hard", size=(64, 80))[3])
     assert len(opened) == find("scenes").counts["val"]
     for command, message in (
-        ("prepare", "scenes has nothing to fetch; it is drawn as needed, without files or root"),
+        ("prepare", "scenes has nothing to download; drawn on demand, without files or root"),
         ("check", "scenes has no files to check"),
     ):
         assert main(["data", command, "scenes", "--root", str(tmp_path)]) == 2
         assert capsys.readouterr().err == f"caaseg: {message}\n"
 
 
-def test_an_index_outside_ends_iteration() -> None:
+def test_an_index_out_of_range_ends_iteration() -> None:
     assert [sample.name for sample in Scenes("val", length=2)] == ["val-0-000000", "val-0-000001"]  # type: ignore[attr-defined]
     with pytest.raises(IndexError, match="scenes: index -1; expected 0 to 1"):
         Scenes(length=2)[-1]

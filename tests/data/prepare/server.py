@@ -1,4 +1,4 @@
-"""A web server on this machine that can be told to misbehave."""
+"""A local web server with configurable failures."""
 
 import re
 from collections.abc import Iterator
@@ -13,13 +13,13 @@ class Server:
     address: str = ""
     files: dict[str, bytes] = field(default_factory=dict)
     tag: str | None = '"1"'
-    """The version of the files that the server names."""
+    """ETag of the files."""
     ranges: bool = True
-    """Whether a part of a file can be asked for."""
+    """Whether range requests are supported."""
     cuts: list[int] = field(default_factory=list)
-    """After how many bytes the next connections are cut."""
-    asked: list[str | None] = field(default_factory=list)
-    """The ranges asked for so far."""
+    """Number of bytes after which each of the next connections is cut."""
+    requests: list[str | None] = field(default_factory=list)
+    """Range headers so far; None for a whole file."""
 
     def url(self, name: str) -> str:
         return f"{self.address}/{name}"
@@ -32,12 +32,12 @@ def serving() -> Iterator[Server]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             content = server.files.get(self.path.removeprefix("/"))
-            asked = self.headers.get("Range")
-            server.asked.append(asked)
+            requested = self.headers.get("Range")
+            server.requests.append(requested)
             if content is None:
                 self.send_error(404)
                 return
-            start = int(re.fullmatch(r"bytes=(\d+)-", asked)[1]) if asked and server.ranges else 0  # type: ignore[index]
+            start = int(re.fullmatch(r"bytes=(\d+)-", requested)[1]) if requested and server.ranges else 0  # type: ignore[index]
             if start >= len(content) > 0:
                 self.send_response(416)
                 self.send_header("Content-Range", f"bytes */{len(content)}")

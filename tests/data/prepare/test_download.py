@@ -1,4 +1,4 @@
-"""Fetching, under everything a connection and a disk may do."""
+"""Downloads with failing connections, servers and disks."""
 
 import errno
 import hashlib
@@ -12,7 +12,7 @@ import pytest
 
 from caaseg.data.prepare.download import download
 from caaseg.data.sample import BadFileError
-from tests.data.datasets.test_coco_stuff import quiet
+from tests.data import trees
 from tests.data.prepare.server import Server, serving
 
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
@@ -26,111 +26,129 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+class Usage(NamedTuple):
+    free: int
 
 
-def test_a_file_comes_whole_and_leaves_nothing_beside(server: Server, tmp_path: Path) -> None:
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_download_leaves_no_other_files(server: Server, tmp_path: Path) -> None:
     steps = []
     target = tmp_path / "new" / "a.zip"
-    download(server.url("a.zip"), target, sha1=SHA1, report=lambda *step: steps.append(step))
+    download(server.url("a.zip"), target, sha1=SHA1, progress=lambda *step: steps.append(step))
     assert target.read_bytes() == CONTENT
     assert names(target.parent) == ["a.zip"]
-    assert ("fetching a.zip", len(CONTENT), len(CONTENT)) in steps
+    assert ("downloading a.zip", len(CONTENT), len(CONTENT)) in steps
     assert steps[-1] == ("verifying a.zip.part", len(CONTENT), len(CONTENT))
-    assert server.asked == [None]
+    assert server.requests == [None]
 
 
-def test_a_cut_connection_is_continued(server: Server, tmp_path: Path) -> None:
+def test_a_cut_connection_is_resumed(server: Server, tmp_path: Path) -> None:
     server.cuts = [300_000, 100_000]
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, report=quiet)
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=300000-", "bytes=400000-"]
+    assert server.requests == [None, "bytes=300000-", "bytes=400000-"]
 
 
-def test_a_run_that_gave_up_is_continued_by_the_next(server: Server, tmp_path: Path) -> None:
+def test_the_next_run_resumes_a_failed_one(server: Server, tmp_path: Path) -> None:
     server.cuts = [300_000, 0, 0, 0]
     message = r"a\.zip: the connection was cut, 3 times without a new byte; run the same command again .* 300,000 bytes"
     with pytest.raises(ConnectionError, match=message):
-        download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, report=quiet)
+        download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     assert names(tmp_path) == ["a.zip.part", "a.zip.part.tag"]
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, report=quiet)
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
-    assert server.asked[-1] == "bytes=300000-"
+    assert server.requests[-1] == "bytes=300000-"
     assert names(tmp_path) == ["a.zip"]
 
 
-def test_a_file_that_changed_meanwhile_is_fetched_from_its_beginning(server: Server, tmp_path: Path) -> None:
+def test_a_changed_file_is_downloaded_from_the_start(server: Server, tmp_path: Path) -> None:
     server.cuts = [300_000, 0, 0, 0]
     with pytest.raises(ConnectionError):
-        download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, report=quiet)
+        download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, progress=trees.no_progress)
     server.files["a.zip"], server.tag = CONTENT[::-1], '"2"'
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, report=quiet)
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, progress=trees.no_progress)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT[::-1]
 
 
-def test_a_server_that_gives_no_parts_is_asked_for_all(server: Server, tmp_path: Path) -> None:
+def test_a_server_without_range_requests_sends_the_whole_file(server: Server, tmp_path: Path) -> None:
     server.ranges, server.tag, server.cuts = False, None, [300_000]
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, report=quiet)
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
     assert names(tmp_path) == ["a.zip"]
 
 
-def test_what_came_whole_before_the_kill_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+def test_a_complete_part_file_is_not_downloaded_again(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.zip.part").write_bytes(CONTENT)
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, report=quiet)
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000000-"]
+    assert server.requests == ["bytes=1000000-"]
 
 
-def test_more_than_there_is_is_thrown_away(server: Server, tmp_path: Path) -> None:
+def test_a_part_file_longer_than_the_file_is_discarded(server: Server, tmp_path: Path) -> None:
     (tmp_path / "a.zip.part").write_bytes(CONTENT + b"of another file")
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, report=quiet)
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
 
 
-def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_checksum_leaves_no_file(server: Server, tmp_path: Path) -> None:
     with pytest.raises(BadFileError, match=rf"a\.zip\.part: its SHA-1 is {SHA1}; expected 0{{40}}; it is damaged"):
-        download(server.url("a.zip"), tmp_path / "a.zip", sha1="0" * 40, report=quiet)
+        download(server.url("a.zip"), tmp_path / "a.zip", sha1="0" * 40, progress=trees.no_progress)
     assert names(tmp_path) == []
 
 
-def test_a_file_that_is_not_there_is_said_with_what_to_do(server: Server, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_what_to_do(server: Server, tmp_path: Path) -> None:
     message = rf"none\.zip: the server answered 404 Not Found;.*--addresses none\.zip=ADDRESS, or put .* at {tmp_path}"
     with pytest.raises(ConnectionError, match=message):
-        download(server.url("none.zip"), tmp_path / "none.zip", sha1=None, report=quiet)
+        download(server.url("none.zip"), tmp_path / "none.zip", sha1=None, progress=trees.no_progress)
 
 
-def test_a_server_that_is_not_there_is_said(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported(tmp_path: Path) -> None:
     with serving() as gone:
         pass
     with pytest.raises(ConnectionError, match=r"Connection refused, 3 times without a new byte"):
-        download(gone.url("a.zip"), tmp_path / "a.zip", sha1=None, report=quiet)
+        download(gone.url("a.zip"), tmp_path / "a.zip", sha1=None, progress=trees.no_progress)
 
 
 @pytest.mark.parametrize("address", ["file:///etc/passwd", "ftp://host/a.zip", "a.zip", ""])
 def test_only_web_addresses_are_opened(tmp_path: Path, address: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a file; expected one that begins with http:// or https://"):
-        download(address, tmp_path / "a.zip", sha1=None, report=quiet)
+    with pytest.raises(ValueError, match="is not a web address; expected http:// or https://"):
+        download(address, tmp_path / "a.zip", sha1=None, progress=trees.no_progress)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_disk_that_fills_up_ends_it_at_once(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "a.zip.part").symlink_to("/dev/full")  # every write there says that no space is left
+def test_a_full_disk_ends_the_download_at_once(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "a.zip.part").symlink_to("/dev/full")  # every write fails
     with pytest.raises(OSError, match="No space left on device") as caught:
-        download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, report=quiet)
+        download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, progress=trees.no_progress)
     assert caught.value.errno == errno.ENOSPC
-    assert len(server.asked) == 1
+    assert len(server.requests) == 1
 
 
-def test_a_disk_too_small_is_said_before_anything_is_written(
+def test_free_disk_space_is_checked_before_writing(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Usage(NamedTuple):
-        free: int
-
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(1000))
-    with pytest.raises(OSError, match="1,000,000 bytes to come and 1,000 free") as caught:
-        download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, report=quiet)
+    with pytest.raises(OSError, match="1,000,000 bytes to download and 1,000 free") as caught:
+        download(server.url("a.zip"), tmp_path / "a.zip", sha1=None, progress=trees.no_progress)
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
+
+
+def test_only_the_rest_of_a_resumed_download_needs_disk_space(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.zip.part").write_bytes(CONTENT[:900_000])
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(100_000))
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
+    assert (tmp_path / "a.zip").read_bytes() == CONTENT
+    assert server.requests == ["bytes=900000-"]
+
+
+def test_progress_resets_the_number_of_failures(server: Server, tmp_path: Path) -> None:
+    server.cuts = [0, 0, 300_000, 0, 0, 100_000, 0, 0]
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
+    assert (tmp_path / "a.zip").read_bytes() == CONTENT
+    assert len(server.requests) == 9

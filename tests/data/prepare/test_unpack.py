@@ -1,16 +1,20 @@
-"""Archives, good and bad: nothing is written outside, nothing appears by halves."""
+"""Archives, valid and malicious: nothing is written outside, no directory is incomplete."""
 
+import errno
 import io
+import shutil
 import stat
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from caaseg.data.prepare import unpack as unpack_module
 from caaseg.data.prepare.unpack import unpack
 from caaseg.data.sample import BadFileError
-from tests.data.datasets.test_coco_stuff import quiet
+from tests.data import trees
 
 GOOD = {"top/images/a.jpg": b"a" * 5000, "top/images/deep/b.jpg": b"b", "top/list.txt": b"a\nb\n", "other/x": b"x"}
 WANTED = ("top/images", "top/list.txt")
@@ -34,12 +38,12 @@ def tarred(path: Path, members: dict[str, bytes], *extra: tarfile.TarInfo) -> Pa
     return path
 
 
-def places(root: Path) -> dict[str, Path]:
+def targets(root: Path) -> dict[str, Path]:
     return {inside: root / "new" / inside for inside in WANTED}
 
 
-def everything_in(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+def everything_in(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
 def made(root: Path, name: str, members: dict[str, bytes]) -> Path:
@@ -47,10 +51,10 @@ def made(root: Path, name: str, members: dict[str, bytes]) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz"])
-def test_wanted_folders_come_to_their_places_and_nothing_else(tmp_path: Path, name: str) -> None:
+def test_only_wanted_directories_are_unpacked(tmp_path: Path, name: str) -> None:
     steps: list[tuple[str, int, int | None]] = []
     archive = made(tmp_path, name, GOOD)
-    unpack(archive, places(tmp_path), lambda *step: steps.append(step))
+    unpack(archive, targets(tmp_path), lambda *step: steps.append(step))
     assert len(steps) == 3
     assert all(step == f"unpacking {name}" and total == archive.stat().st_size >= done for step, done, total in steps)
     assert (tmp_path / "new" / "top" / "images" / "a.jpg").read_bytes() == b"a" * 5000
@@ -62,12 +66,12 @@ def test_wanted_folders_come_to_their_places_and_nothing_else(tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["a.zip", "a.tar"])
 @pytest.mark.parametrize("evil", ["../evil", "top/images/../../../evil", "/evil", "..\\evil", "C:\\evil", "C:evil"])
-def test_a_name_that_leads_outside_condemns_the_archive(tmp_path: Path, name: str, evil: str) -> None:
+def test_an_archive_with_a_path_outside_is_refused(tmp_path: Path, name: str, evil: str) -> None:
     root = tmp_path / "root"
     root.mkdir()
     made(root, name, {**GOOD, evil: b"evil"})
-    with pytest.raises(BadFileError, match=rf"{name}: a member called .* would be written outside; nothing was"):
-        unpack(root / name, places(root), quiet)
+    with pytest.raises(BadFileError, match=rf"{name}: the member .* would be written outside; nothing was"):
+        unpack(root / name, targets(root), trees.no_progress)
     assert everything_in(tmp_path) == ["root", f"root/{name}"]
 
 
@@ -82,23 +86,23 @@ def test_a_name_that_leads_outside_condemns_the_archive(tmp_path: Path, name: st
         (tarfile.CHRTYPE, ""),
     ],
 )
-def test_links_and_devices_in_a_tar_condemn_it(tmp_path: Path, kind: bytes, to: str) -> None:
+def test_a_tar_with_links_or_devices_is_refused(tmp_path: Path, kind: bytes, to: str) -> None:
     entry = tarfile.TarInfo("top/images/link")
     entry.type, entry.linkname = kind, to
     tarred(tmp_path / "a.tar", GOOD, entry)
     with pytest.raises(BadFileError, match=r"a\.tar: the member 'top/images/link' is a link or a device; nothing was"):
-        unpack(tmp_path / "a.tar", places(tmp_path), quiet)
+        unpack(tmp_path / "a.tar", targets(tmp_path), trees.no_progress)
     assert everything_in(tmp_path) == ["a.tar"]
 
 
-def test_a_link_in_a_zip_condemns_it(tmp_path: Path) -> None:
+def test_a_zip_with_a_link_is_refused(tmp_path: Path) -> None:
     zipped(tmp_path / "a.zip", GOOD)
     with zipfile.ZipFile(tmp_path / "a.zip", "a") as archive:
         entry = zipfile.ZipInfo("top/images/link")
         entry.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(entry, "/etc")
     with pytest.raises(BadFileError, match=r"a\.zip: the member 'top/images/link' is a link or a device; nothing was"):
-        unpack(tmp_path / "a.zip", places(tmp_path), quiet)
+        unpack(tmp_path / "a.zip", targets(tmp_path), trees.no_progress)
     assert everything_in(tmp_path) == ["a.zip"]
 
 
@@ -108,33 +112,72 @@ def test_a_damaged_archive_leaves_nothing(tmp_path: Path, name: str, share: floa
     path = made(tmp_path, name, GOOD)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(BadFileError, match=rf"{name}: (damaged|no top/)"):
-        unpack(path, places(tmp_path), quiet)
+    with pytest.raises(BadFileError, match=rf"{name}: (damaged|does not contain top/)"):
+        unpack(path, targets(tmp_path), trees.no_progress)
     assert everything_in(tmp_path) == [name]
 
 
 def test_a_changed_byte_in_a_zip_is_found(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:  # stored, so that only the checksum can tell
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:  # not compressed, so that only the checksum detects it
         for name, content in GOOD.items():
             archive.writestr(zipfile.ZipInfo(name), content)
     changed = bytearray((tmp_path / "a.zip").read_bytes())
     changed[changed.index(b"aaaa") + 100] = 0
     (tmp_path / "a.zip").write_bytes(changed)
     with pytest.raises(BadFileError, match=r"a\.zip: damaged \(BadZipFile: Bad CRC-32 .*remove it and run"):
-        unpack(tmp_path / "a.zip", places(tmp_path), quiet)
+        unpack(tmp_path / "a.zip", targets(tmp_path), trees.no_progress)
     assert everything_in(tmp_path) == ["a.zip"]
 
 
-def test_an_archive_without_what_is_wanted_is_said(tmp_path: Path) -> None:
+def test_an_archive_without_the_wanted_directory_is_reported(tmp_path: Path) -> None:
     zipped(tmp_path / "a.zip", {"else/x": b"x"})
-    with pytest.raises(BadFileError, match=r"a\.zip: no top/images in it"):
-        unpack(tmp_path / "a.zip", places(tmp_path), quiet)
+    with pytest.raises(BadFileError, match=r"a\.zip: does not contain top/images; expected"):
+        unpack(tmp_path / "a.zip", targets(tmp_path), trees.no_progress)
 
 
-def test_what_an_interrupted_run_left_is_not_taken_over(tmp_path: Path) -> None:
+def test_leftovers_of_an_interrupted_run_are_deleted(tmp_path: Path) -> None:
     left = tmp_path / ".a.zip.part" / "top" / "images"
     left.mkdir(parents=True)
     (left / "half.jpg").write_bytes(b"half")
-    unpack(zipped(tmp_path / "a.zip", GOOD), places(tmp_path), quiet)
+    unpack(zipped(tmp_path / "a.zip", GOOD), targets(tmp_path), trees.no_progress)
     assert everything_in(tmp_path / "new" / "top" / "images") == ["a.jpg", "deep", "deep/b.jpg"]
     assert not (tmp_path / ".a.zip.part").exists()
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
+@pytest.mark.parametrize("member", ["top/images/zeros", "unwanted/zeros"])
+def test_an_archive_that_grows_too_much_is_refused(tmp_path: Path, name: str, member: str) -> None:
+    archive = made(tmp_path, name, {**GOOD, member: bytes(4_000_000)})
+    size = archive.stat().st_size
+    assert size < 4_000_000 / 200
+    message = (
+        rf"{name}: {size:,} bytes that unpack to 4,00.* or more; expected at most 200 times the size .*nothing was"
+    )
+    with pytest.raises(BadFileError, match=message):
+        unpack(archive, targets(tmp_path), trees.no_progress)
+    assert everything_in(tmp_path) == [name]
+
+
+def test_an_archive_with_too_many_members_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = zipped(tmp_path / "a.zip", GOOD)
+    monkeypatch.setattr(unpack_module, "MAX_MEMBERS", len(GOOD) - 1)
+    with pytest.raises(BadFileError, match=r"a\.zip: more than 3 members; nothing was unpacked; get"):
+        unpack(archive, targets(tmp_path), trees.no_progress)
+    assert everything_in(tmp_path) == ["a.zip"]
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
+def test_an_archive_larger_than_the_free_disk_space_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage(NamedTuple):
+        free: int
+
+    archive = made(tmp_path, name, GOOD)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(5004))
+    with pytest.raises(OSError, match="5,005 bytes or more to unpack, 5,004 free") as caught:
+        unpack(archive, targets(tmp_path), trees.no_progress)
+    assert caught.value.errno == errno.ENOSPC
+    assert everything_in(tmp_path) == [name]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(5005))  # members that are not wanted take no space
+    unpack(archive, targets(tmp_path), trees.no_progress)

@@ -1,1 +1,1 @@
-"""The datasets, one file each."""
+"""Datasets, one file each."""

@@ -1,6 +1,6 @@
-"""COCO-Stuff, 171 classes: the 10K set of 2016 (v1.1, MATLAB files) and the 164K set of 2017 (PNG files).
+"""COCO-Stuff, 171 classes: 10K (2016, v1.1, MATLAB label files) and 164K (2017, PNG label files).
 
-The PNG files of 164K store the official ids minus one; the MATLAB files of 10K store them as they are.
+The PNG files of 164K store the official ids minus one; the MATLAB files of 10K store the official ids.
 """
 
 from pathlib import Path
@@ -8,23 +8,24 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from caaseg.data.datasets.pairs import Pair, PairDataset, by_stem, check_split, names_in, read_names
-from caaseg.data.labels import LabelTable, shipped_classes
-from caaseg.data.prepare.convert import Conversion
+from caaseg.data.datasets.info import Archive, DatasetInfo
+from caaseg.data.datasets.pairs import Pair, PairDataset, check_split, file_names, files_by_stem, read_names
+from caaseg.data.labels import LabelTable, load_class_table
+from caaseg.data.prepare.convert import ConversionJob
 from caaseg.data.prepare.mat import read_mat
 from caaseg.data.sample import IGNORE, BadFileError
 
-CLASSES = shipped_classes("coco_stuff")
-IDS = {raw: k for k, raw in enumerate(CLASSES.raw)}
-"""Official id to class id. Eleven ids from 1 to 182 were left empty: meeting one is an error."""
+CLASSES = load_class_table("coco_stuff")
+IDS = {value: k for k, value in enumerate(CLASSES.values)}
+"""Official id to class id. Eleven ids from 1 to 182 are unused; a label with one of them is an error."""
 
 FROM_MAT = LabelTable({0: IGNORE} | IDS)
-FROM_PNG = LabelTable({255: IGNORE} | {raw - 1: k for raw, k in IDS.items()})
-CONVERTED = LabelTable({255: IGNORE} | {k: k for k in range(len(CLASSES.raw))})
+FROM_PNG = LabelTable({255: IGNORE} | {value - 1: k for value, k in IDS.items()})
+CONVERTED = LabelTable({255: IGNORE} | {k: k for k in range(len(CLASSES.values))})
 
 
 class CocoStuff10K(PairDataset):
-    """COCO-Stuff 10K v1.1: images/ and, converted from annotations/, labels/; lists in imageLists/."""
+    """COCO-Stuff 10K v1.1: images/, labels/ (converted from annotations/) and lists in imageLists/."""
 
     splits = ("train", "test")
 
@@ -36,18 +37,18 @@ class CocoStuff10K(PairDataset):
             classes=CLASSES.names,
             palette=CLASSES.palette,
             read_label=CONVERTED.read,
-            owned=((root / "images", "*.jpg"), (root / "labels", "*.png")),
+            file_globs=((root / "images", "*.jpg"), (root / "labels", "*.png")),
         )
 
 
-def conversion_10k(root: Path) -> Conversion | None:
-    """What is to be made of the MATLAB files; None if it is there."""
+def conversion_10k(root: Path) -> ConversionJob | None:
+    """Return the conversion of the MATLAB files; None if it is done."""
     if (root / "labels").is_dir():
         return None
-    names = [name.removesuffix(".mat") for name in sorted(names_in(root / "annotations")) if name.endswith(".mat")]
+    names = [name.removesuffix(".mat") for name in sorted(file_names(root / "annotations")) if name.endswith(".mat")]
     if not names:
         raise BadFileError(f"{root / 'annotations'}: no .mat files; expected the labels of COCO-Stuff 10K v1.1")
-    return Conversion(
+    return ConversionJob(
         target=root / "labels",
         sources={name: root / "annotations" / f"{name}.mat" for name in names},
         read=labels_from_mat,
@@ -55,12 +56,12 @@ def conversion_10k(root: Path) -> Conversion | None:
 
 
 def labels_from_mat(path: Path) -> NDArray[np.uint8]:
-    """Class ids out of one MATLAB file."""
+    """Read the class ids of a MATLAB file, (H, W)."""
     return FROM_MAT.apply(read_mat(path, "S"), path)
 
 
 class CocoStuff164K(PairDataset):
-    """COCO-Stuff 164K: images/train2017 and annotations/train2017, and so for val."""
+    """COCO-Stuff 164K: images/train2017 and annotations/train2017, and likewise for val."""
 
     splits = ("train", "val")
 
@@ -69,13 +70,60 @@ class CocoStuff164K(PairDataset):
         images, labels = root / "images" / f"{split}2017", root / "annotations" / f"{split}2017"
         if not images.is_dir():
             raise BadFileError(
-                f"{images}: no such folder; expected the images of COCO 2017; "
+                f"{images}: no such directory; expected the images of COCO 2017; "
                 "run caaseg data prepare coco_stuff_164k, or point --root at the dataset"
             )
         super().__init__(
-            (Pair(name, image, labels / f"{name}.png") for name, image in by_stem(images, (".jpg",)).items()),
+            (Pair(name, image, labels / f"{name}.png") for name, image in files_by_stem(images, (".jpg",)).items()),
             classes=CLASSES.names,
             palette=CLASSES.palette,
             read_label=FROM_PNG.read,
-            owned=((labels, "[0-9]*[0-9].png"),),  # converters of other projects leave theirs beside
+            file_globs=((labels, "[0-9]*[0-9].png"),),  # other projects save converted labels next to them
         )
+
+
+INFO_10K = DatasetInfo(
+    title="COCO-Stuff 10K v1.1",
+    open=CocoStuff10K,
+    classes=CLASSES.names,
+    palette=CLASSES.palette,
+    counts={"train": 9000, "test": 1000},
+    image_size="about 640 x 480",
+    how="prepare downloads (2 GB) and converts it",
+    archives=(
+        Archive(
+            file="cocostuff-10k-v1.1.zip",
+            contents={name: name for name in ("images", "annotations", "imageLists")},
+            address="http://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/cocostuff-10k-v1.1.zip",
+        ),
+    ),
+    conversion=conversion_10k,
+)
+INFO_164K = DatasetInfo(
+    title="COCO-Stuff 164K",
+    open=CocoStuff164K,
+    classes=CLASSES.names,
+    palette=CLASSES.palette,
+    counts={"train": 118287, "val": 5000},
+    image_size="about 640 x 480",
+    how="prepare downloads it (20 GB)",
+    archives=(
+        Archive(
+            file="train2017.zip",
+            contents={"train2017": "images/train2017"},
+            address="http://images.cocodataset.org/zips/train2017.zip",
+        ),
+        Archive(
+            file="val2017.zip",
+            contents={"val2017": "images/val2017"},
+            address="http://images.cocodataset.org/zips/val2017.zip",
+        ),
+        Archive(
+            file="stuffthingmaps_trainval2017.zip",
+            contents={"train2017": "annotations/train2017", "val2017": "annotations/val2017"},
+            address=(
+                "http://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/stuffthingmaps_trainval2017.zip"
+            ),
+        ),
+    ),
+)

@@ -1,4 +1,4 @@
-"""A dataset of files: images and their label files, listed when it is opened, read one pair at a time."""
+"""Base class of datasets that consist of image files and label files."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -16,15 +16,24 @@ MASK_SUFFIXES = (".png", ".bmp", ".tif", ".tiff")
 
 
 class Pair(NamedTuple):
-    """Where one sample's files are, or would be."""
+    """Paths of one sample; the files may be missing."""
 
     name: str
     image: Path
-    label: Path | None  # None where a split has no labels
+    label: Path | None  # None in splits without labels
 
 
 class PairDataset:
-    """Images beside label files. A dataset says where they are and what its label files mean; the rest is here."""
+    """Images and label files, listed when the dataset is opened and read one pair at a time.
+
+    Args:
+        pairs: files of the split.
+        classes: name of class id k at position k.
+        palette: color of class id k at position k.
+        read_label: reads the class ids of a label file, (H, W).
+        file_globs: directories with a glob pattern; every matching file should belong to a pair of some split.
+        problems: error messages about the split as a whole; `open_dataset` refuses a split that has any.
+    """
 
     splits: ClassVar[tuple[str, ...]] = ("train", "val", "test")
 
@@ -35,25 +44,15 @@ class PairDataset:
         classes: tuple[str, ...],
         palette: tuple[Color, ...],
         read_label: Callable[[Path], NDArray[np.uint8]],
-        owned: Iterable[tuple[Path, str]] = (),
-        faults: Iterable[str] = (),
+        file_globs: Iterable[tuple[Path, str]] = (),
+        problems: Iterable[str] = (),
     ) -> None:
-        """Keep what was listed.
-
-        Args:
-            pairs: the split's files.
-            classes: the name of class id k at position k.
-            palette: its color.
-            read_label: class ids, (H, W), out of a label file.
-            owned: folders, each with a pattern, whose every file should be in some split's pairs.
-            faults: what is wrong with the split as a whole; it is neither learned from nor scored on until put right.
-        """
         self.pairs = list(pairs)
         self.classes = classes
         self.palette = palette
         self.read_label = read_label
-        self.owned = tuple(owned)
-        self.faults = tuple(faults)
+        self.file_globs = tuple(file_globs)
+        self.problems = tuple(problems)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -70,64 +69,61 @@ class PairDataset:
         return Sample(image, label, pair.name)
 
     def missing(self) -> list[Path]:
-        """Files of this split that are not there, found without opening any."""
+        """Return the files of this split that do not exist, listing each directory once."""
         present: dict[Path, set[str]] = {}
-        absent = []
-        for pair in self.pairs:
-            for path in (pair.image, pair.label):
-                if path is None:
-                    continue
-                if path.parent not in present:
-                    present[path.parent] = names_in(path.parent)
-                if path.name not in present[path.parent]:
-                    absent.append(path)
-        return absent
+        missing = []
+        for path in (path for pair in self.pairs for path in (pair.image, pair.label) if path is not None):
+            if path.parent not in present:
+                present[path.parent] = file_names(path.parent)
+            if path.name not in present[path.parent]:
+                missing.append(path)
+        return missing
 
 
 def size_error(pair: Pair, image: tuple[int, ...], label: tuple[int, ...]) -> BadFileError:
-    """An image and a mask that cannot lie on each other; sizes are (H, W)."""
+    """Return the error of an image and a mask of different sizes (H, W)."""
     return BadFileError(
         f"{pair.label}: the mask is {label[1]} x {label[0]} and its image {pair.image.name} {image[1]} x {image[0]}; "
-        "expected the same width and height; pair or resize them again"
+        "expected the same width and height; replace or resize one of them"
     )
 
 
 def check_split(dataset: str, split: str, known: Iterable[str]) -> None:
-    """Refuse a split that a dataset does not have."""
+    """Raise ValueError if a dataset does not have a split."""
     known = tuple(known)
     if split not in known:
         raise ValueError(f"{dataset} has no split {split!r}; expected {' or '.join(known)}")
 
 
-def read_names(path: Path, how: str) -> list[str]:
-    """The lines of a list of names; `how` says what to do when it is not there."""
+def read_names(path: Path, advice: str) -> list[str]:
+    """Read a list of names, one per line; `advice` says what to do if the file is missing."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
-        raise BadFileError(f"{path}: no such file; expected the split's list of names; {how}") from None
+        raise BadFileError(f"{path}: no such file; expected the split's list of names; {advice}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise BadFileError(f"{path}: cannot be read as a list of names ({error}); {how}") from error
+        raise BadFileError(f"{path}: cannot be read as a list of names ({error}); {advice}") from error
     return [line.strip() for line in lines if line.strip()]
 
 
-def names_in(folder: Path) -> set[str]:
-    """The names in a folder; none where there is no such folder."""
+def file_names(directory: Path) -> set[str]:
+    """Return the names in a directory; none if it does not exist."""
     try:
-        return {path.name for path in folder.iterdir()}
+        return {path.name for path in directory.iterdir()}
     except (FileNotFoundError, NotADirectoryError):
         return set()
 
 
-def by_stem(folder: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
-    """The files of a folder with these endings, by name without ending; two of one name are an error."""
+def files_by_stem(directory: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files of a directory with these suffixes by stem; two files with one stem are an error."""
     found: dict[str, Path] = {}
-    for name in sorted(names_in(folder)):
-        path = folder / name
+    for name in sorted(file_names(directory)):
+        path = directory / name
         if path.suffix.lower() not in suffixes or name.startswith("."):
             continue
         if path.stem in found:
             raise BadFileError(
-                f"{path}: {found[path.stem].name} has the same name; expected one file a name; remove one"
+                f"{path}: {found[path.stem].name} has the same name; expected one file per name; remove one"
             )
         found[path.stem] = path
     return found

@@ -1,12 +1,12 @@
-"""Scenes drawn from (seed, index) with no files at all, in which what a small object is can only be told from afar.
+"""Synthetic scenes, drawn from (seed, index) without files, whose small objects need long-range context.
 
-A landscape of three textured regions has a few small houses in it and lamps along its edges. All houses look alike; a
-house is of the color of the one lamp in its row or its column, which stands at the edge farther away. Every house has
-rows and columns of its own, so that other lamps, and those that belong to no house, mislead whoever does not look
-along the right line. Regions and lamps can be told from a few pixels around, houses cannot: a network that sees less
-than half the image must guess.
+A landscape of three textured regions contains a few small houses, and lamps along its edges. All houses look alike:
+the class of a house is the color of the one lamp in its row or column, at the more distant edge. No two houses share
+rows or columns, so other lamps, some of them without a house, mislead a model that does not look along the right line.
+Regions and lamps can be classified from a few pixels around them, houses cannot: a model whose receptive field is
+less than half the image can only guess.
 
-Everything is drawn with whole numbers, so a scene is the same bit for bit in every process and on every machine.
+All drawing uses integer arithmetic, so a scene is identical in every process and on every machine.
 """
 
 from typing import Literal, NamedTuple, get_args
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from caaseg.data.datasets.info import DatasetInfo
 from caaseg.data.sample import IGNORE, Color, Sample
 
 Split = Literal["train", "val", "test"]
@@ -23,18 +24,18 @@ Difficulty = Literal["easy", "medium", "hard"]
 MEADOW, WATER, SAND, LAMP, FIRST_HOUSE = range(5)
 ROUND, SQUARE, DIAMOND = range(3)
 
-SMALLEST = 64
-"""Pixels a side: below, houses and lamps are no longer shapes."""
+MIN_SIDE = 64
+"""In smaller images houses and lamps have no shape."""
 
 LENGTHS: dict[str, int] = {"train": 2000, "val": 200, "test": 200}
 
 
 class Clutter(NamedTuple):
-    """What a difficulty means."""
+    """Number of objects and noise of a difficulty."""
 
     houses: int
-    strays: int  # lamps that belong to no house
-    noise: int  # the most added to or taken from a value
+    strays: int  # lamps without a house
+    noise: int  # largest change of a pixel value
 
 
 CLUTTER: dict[Difficulty, Clutter] = {
@@ -47,17 +48,25 @@ Integers = NDArray[np.int32]
 
 
 class Layout(NamedTuple):
-    """What stands where; lines are rows and columns."""
+    """Positions and colors of houses and lamps."""
 
-    houses: Integers  # (houses, 3): row and column of the centre, half the extent
+    houses: Integers  # (houses, 3): row and column of the center, half the extent
     kinds: Integers  # (houses,): ROUND, SQUARE or DIAMOND
-    owners: Integers  # (houses,): which color, from 0
-    lamps: Integers  # (houses, 2): row and column of the centre of each house's lamp
-    strays: Integers  # (strays, 3): row, column and color of lamps that belong to no house
+    owners: Integers  # (houses,): color, from 0
+    lamps: Integers  # (houses, 2): row and column of the center of each house's lamp
+    strays: Integers  # (strays, 3): row, column and color of lamps without a house
 
 
 class Scenes:
-    """The embedded dataset: eight classes, any number of scenes, none shared between splits or seeds."""
+    """Synthetic dataset with eight classes; no scene occurs in two splits or with two seeds.
+
+    Args:
+        split: train, val or test: different scenes for the same seed.
+        length: number of scenes; by default 2000 for train and 200 for val and test.
+        size: height and width.
+        difficulty: number of houses and misleading lamps, and amount of noise.
+        seed: selects the scenes.
+    """
 
     classes: tuple[str, ...] = (
         "meadow",
@@ -89,20 +98,11 @@ class Scenes:
         difficulty: Difficulty = "medium",
         seed: int = 0,
     ) -> None:
-        """Nothing is drawn until a scene is asked for.
-
-        Args:
-            split: train, val or test: different scenes for the same seed.
-            length: how many scenes; 2000 for train and 200 for the others unless given.
-            size: height and width of each.
-            difficulty: how many houses and misleading lamps, and how much noise.
-            seed: another seed gives other scenes.
-        """
         for option, value, known in (("split", split, Split), ("difficulty", difficulty, Difficulty)):
             if value not in get_args(known):
                 raise ValueError(f"scenes: {option} is {value!r}; expected any of {', '.join(get_args(known))}")
-        if min(size) < SMALLEST:
-            raise ValueError(f"scenes: size is {size[0]} x {size[1]}; expected at least {SMALLEST} on each side")
+        if min(size) < MIN_SIDE:
+            raise ValueError(f"scenes: size is {size[0]} x {size[1]}; expected at least {MIN_SIDE} on each side")
         if length is not None and length < 1:
             raise ValueError(f"scenes: length is {length}; expected 1 or more")
         if seed < 0:
@@ -121,7 +121,7 @@ class Scenes:
             raise IndexError(f"scenes: index {index}; expected 0 to {self.length - 1}")
         stream = (self.seed, get_args(Split).index(self.split), index)
         layout = draw_layout(np.random.default_rng((*stream, 0)), self.size, CLUTTER[self.difficulty])
-        # Paint has a stream of its own: it cannot depend on what the layout drew.
+        # A separate stream, so that the painting cannot depend on the layout's random numbers.
         image, label = paint(layout, np.random.default_rng((*stream, 1)), self.size, CLUTTER[self.difficulty].noise)
         return Sample(
             torch.from_numpy(image).permute(2, 0, 1), torch.from_numpy(label), f"{self.split}-{self.seed}-{index:06d}"
@@ -129,15 +129,15 @@ class Scenes:
 
 
 def unit_of(size: tuple[int, int]) -> int:
-    """A sixteenth of the shorter side, the measure of all things: a house is up to 2 of it wide, an edge 2."""
+    """Return the unit of all lengths, 1/16 of the shorter side: houses are up to 2 units wide, edges 2."""
     return min(size) // 16
 
 
 def draw_layout(rng: np.random.Generator, size: tuple[int, int], clutter: Clutter) -> Layout:
-    """Put houses in bands of rows and columns of their own, and a lamp at the far edge of the row or the column."""
+    """Place each house in its own band of rows and of columns, and its lamp at the far edge of its row or column."""
     unit, n = unit_of(size), clutter.houses
-    centres = [np.arange(3 * unit, side - 3 * unit + 1, 2 * unit) for side in size]  # of bands, inside the edges
-    bands = [rng.permutation(line) for line in centres]  # rows, columns
+    centers = [np.arange(3 * unit, side - 3 * unit + 1, 2 * unit) for side in size]  # of the bands, inside the edges
+    bands = [rng.permutation(line) for line in centers]  # rows, columns
     half = rng.integers(5 * unit // 8, unit, n)
     shift = rng.integers(0, 2 * (unit - half)[:, None] - 1, (n, 2)) - (unit - half)[:, None] + 1  # stay inside the band
     spots = np.stack([bands[0][:n], bands[1][:n]], 1) + shift  # (houses, 2)
@@ -155,7 +155,7 @@ def draw_layout(rng: np.random.Generator, size: tuple[int, int], clutter: Clutte
     return Layout(
         houses=np.concatenate([spots, half[:, None]], 1).astype(np.int32),
         kinds=rng.integers(0, 3, n, dtype=np.int32),
-        owners=rng.integers(0, colors, n, dtype=np.int32),  # last: nothing above can follow from it
+        owners=rng.integers(0, colors, n, dtype=np.int32),  # drawn last, so that nothing above depends on it
         lamps=lamps.astype(np.int32),
         strays=strays.astype(np.int32),
     )
@@ -164,7 +164,7 @@ def draw_layout(rng: np.random.Generator, size: tuple[int, int], clutter: Clutte
 def paint(
     layout: Layout, rng: np.random.Generator, size: tuple[int, int], noise: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """The image (H, W, 3) and the label (H, W) of a layout. The owner of a house shows in its lamp alone."""
+    """Paint the image (H, W, 3) and the label (H, W) of a layout. Only the lamp of a house shows its color."""
     height, width = size
     unit = unit_of(size)
     rows, columns = np.ogrid[:height, :width]
@@ -174,15 +174,15 @@ def paint(
     image = np.array(Scenes.palette, np.int16)[label]  # (H, W, 3)
     phase = rng.integers(0, unit, 3)
     tufts = _smooth(rng, size, max(unit // 4, 2)) // 640
-    waves = _zigzag(rows + fields[1] // 2048 + phase[1], unit)
-    ripples = _zigzag(rows + columns + phase[2], max(unit // 2, 2))
+    waves = _triangle_wave(rows + fields[1] // 2048 + phase[1], unit)
+    ripples = _triangle_wave(rows + columns + phase[2], max(unit // 2, 2))
     image += np.choose(label, [tufts, waves, ripples]).astype(np.int16)[:, :, None]
 
     houses = np.column_stack([layout.houses, layout.kinds, layout.owners])
     for row, column, half, kind, owner in houses:
-        area, down, right = _around(row, column, half + 1)
+        area, down, right = _square_around(row, column, half + 1)
         inside = _shape(kind, down, right, half)
-        label[area][_shape(kind, down, right, half + 1)] = IGNORE  # an outline of a pixel, as annotators leave one
+        label[area][_shape(kind, down, right, half + 1)] = IGNORE  # a one-pixel outline, as in annotated datasets
         label[area][inside] = FIRST_HOUSE + owner
         wall = rng.integers(150, 210)
         image[area][inside] = wall
@@ -192,16 +192,16 @@ def paint(
     colors = np.array(Scenes.palette[FIRST_HOUSE:], np.int16)
     half = 3 * unit // 8
     for row, column, color in np.concatenate([np.column_stack([layout.lamps, layout.owners]), layout.strays]):
-        area, down, right = _around(row, column, half + 1)
+        area, down, right = _square_around(row, column, half + 1)
         label[area] = LAMP
-        image[area] = 20  # a dark rim, so that a lamp shows on every ground
+        image[area] = 20  # a dark rim, visible on every background
         image[area][_shape(SQUARE, down, right, half)] = colors[color]
     return image.clip(0, 255).astype(np.uint8), label
 
 
 def _smooth(rng: np.random.Generator, size: tuple[int, int], cell: int) -> Integers:
-    """A field of values from 0 to about 2**15, bilinear between random numbers `cell` pixels apart."""
-    levels = max(2**15 // cell**2, 8)  # of the random numbers: of large scenes too they must differ
+    """Return a random field (H, W) from 0 to about 2**15, bilinear between grid points `cell` pixels apart."""
+    levels = max(2**15 // cell**2, 8)  # at least 8 different values, also in large scenes
     grid = rng.integers(0, levels, (size[0] // cell + 2, size[1] // cell + 2), dtype=np.int32)
     for axis, side in enumerate(size):
         at, between = np.divmod(np.arange(side, dtype=np.int32), cell)
@@ -211,13 +211,13 @@ def _smooth(rng: np.random.Generator, size: tuple[int, int], cell: int) -> Integ
     return grid if reach <= 2**15 else (grid.astype(np.int64) * 2**15 // reach).astype(np.int32)
 
 
-def _zigzag(at: NDArray[np.integer], period: int) -> Integers:
-    """Up and down between -16 and 16, once in two periods."""
+def _triangle_wave(at: NDArray[np.integer], period: int) -> Integers:
+    """Return a triangle wave between -16 and 16 with a period of 2 * `period`."""
     return (abs(at % (2 * period) - period) * 32 // period - 16).astype(np.int32)
 
 
-def _around(row: int, column: int, half: int) -> tuple[tuple[slice, slice], Integers, Integers]:
-    """The square around a point, and how far down and right of the point each of its pixels lies."""
+def _square_around(row: int, column: int, half: int) -> tuple[tuple[slice, slice], Integers, Integers]:
+    """Return the square around a point, and the vertical and horizontal offset of each of its pixels."""
     down, right = np.mgrid[-half : half + 1, -half : half + 1].astype(np.int32)
     return (slice(row - half, row + half + 1), slice(column - half, column + half + 1)), down, right
 
@@ -226,3 +226,15 @@ def _shape(kind: int, down: Integers, right: Integers, half: int) -> NDArray[np.
     if kind == ROUND:
         return down**2 + right**2 <= half**2
     return (np.maximum(abs(down), abs(right)) if kind == SQUARE else abs(down) + abs(right)) <= half
+
+
+INFO = DatasetInfo(
+    title="synthetic scenes whose small houses need context from far along their row or column",
+    open=lambda root, split, **options: Scenes(split, **options),
+    has_files=False,
+    classes=Scenes.classes,
+    palette=Scenes.palette,
+    counts=LENGTHS,
+    image_size="128 x 128",
+    how="drawn on demand, without files or root",
+)

@@ -1,9 +1,10 @@
-"""Every file of a dataset opened before a training does it: what is missing, damaged or does not fit, by name."""
+"""Check a dataset by reading every file: missing, damaged or mismatched files, and pixel counts per class."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,123 +14,106 @@ from numpy.typing import NDArray
 from caaseg.data.catalogue import find, splits
 from caaseg.data.datasets.pairs import IMAGE_SUFFIXES, Pair, PairDataset, size_error
 from caaseg.data.decode import read_image
-from caaseg.data.prepare.convert import Report
+from caaseg.data.prepare import Progress
 from caaseg.data.sample import IGNORE, BadFileError
 
 
-class Fault(NamedTuple):
-    """Something wrong."""
+class Problem(NamedTuple):
+    """A file or split that cannot be used."""
 
     split: str
     file: Path
-    problem: str  # a whole message, the file's name included
+    message: str  # complete, including the name of the file
 
 
 @dataclass
-class SplitFindings:
-    """What one split holds."""
+class SplitSummary:
+    """Contents of one split."""
 
     split: str
     images: int
-    expected: int | None  # the official number, where there is one
-    pixels: NDArray[np.int64]  # (classes,): of each class, in labels without fault
+    expected: int | None  # official number of images, if there is one
+    pixels: NDArray[np.int64]  # (K,) pixels per class in pairs without a problem
     ignored: int = 0
 
 
 @dataclass
-class Findings:
-    """What a dataset holds, and what is wrong with it."""
+class CheckResult:
+    """Contents and problems of a dataset."""
 
     name: str
     root: Path
     classes: tuple[str, ...] = ()
-    splits: list[SplitFindings] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    splits: list[SplitSummary] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
-def check(name: str, root: Path, report: Report) -> Findings:
-    """Read all pairs of all splits. A fault never ends it: all of them are in what it returns."""
-    entry, findings = find(name), Findings(name, root)
+def check(name: str, root: Path, progress: Progress) -> CheckResult:
+    """Read all pairs of all splits and collect every problem."""
+    info, result = find(name), CheckResult(name, root)
     opened: dict[str, PairDataset] = {}
     for split in splits(name, root):
         try:
-            dataset = entry.open(root, split)
+            dataset = info.open(root, split)
         except BadFileError as error:
-            if all(fault.problem != str(error) for fault in findings.faults):  # one file may spoil all splits
-                findings.faults.append(Fault(split, root, str(error)))
-            continue
-        if not isinstance(dataset, PairDataset):
-            raise ValueError(f"{name} has no files to check")
-        opened[split] = dataset
-        said = {fault.problem for fault in findings.faults}  # two splits may share a fault
-        findings.faults += [Fault(split, root, problem) for problem in dataset.faults if problem not in said]
+            messages: tuple[str, ...] = (str(error),)
+        else:
+            if not isinstance(dataset, PairDataset):
+                raise ValueError(f"{name} has no files to check")
+            opened[split] = dataset
+            messages = dataset.problems
+        known = {problem.message for problem in result.problems}  # several splits may have the same problem
+        result.problems += [Problem(split, root, message) for message in messages if message not in known]
     total = sum(len(dataset) for dataset in opened.values())
     done = 0
     for split, dataset in opened.items():
-        findings.classes = dataset.classes
-        counted = np.zeros(256, dtype=np.int64)
-        for faults, pixels in _checked(dataset):
-            findings.faults += [Fault(split, file, problem) for file, problem in faults]
-            counted += pixels
-            done += 1
-            report(f"checking {name}", done, total)
-        expected = entry.counts.get(split)
+        result.classes = dataset.classes
+        counts = np.zeros(256, dtype=np.int64)
+        with ThreadPoolExecutor(os.cpu_count()) as threads:  # decoders release the GIL
+            for problems, pixels in threads.map(partial(_check_pair, dataset=dataset), dataset.pairs):
+                result.problems += [Problem(split, file, message) for file, message in problems]
+                counts += pixels
+                done += 1
+                progress(f"checking {name}", done, total)
+        expected = info.counts.get(split)
         if expected is not None and expected != len(dataset):
-            problem = f"{root}: {len(dataset)} images in split {split}; expected {expected}, the official number"
-            findings.faults.append(Fault(split, root, problem))
-        findings.splits.append(
-            SplitFindings(split, len(dataset), expected, counted[: len(dataset.classes)], int(counted[IGNORE]))
-        )
-    findings.faults += [
-        Fault(split, file, f"{file}: belongs to no pair; expected a partner of the same name, in a split; remove it")
-        for split, file in _strays(opened)
-    ]
-    return findings
+            message = f"{root}: {len(dataset)} images in split {split}; expected {expected}, the official number"
+            result.problems.append(Problem(split, root, message))
+        pixels_per_class, ignored = counts[: len(dataset.classes)], int(counts[IGNORE])
+        result.splits.append(SplitSummary(split, len(dataset), expected, pixels_per_class, ignored))
+    for split, file in _unused_files(opened):
+        message = f"{file}: is in no pair; expected a partner of the same name, in a split; remove it"
+        result.problems.append(Problem(split, file, message))
+    return result
 
 
-Checked = tuple[list[tuple[Path, str]], NDArray[np.int64]]
-
-
-def _checked(dataset: PairDataset) -> Iterator[Checked]:
-    """Faults and pixel counts of each pair. Threads do: the decoders let each other run."""
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield from pool.map(lambda pair: _check(pair, dataset), dataset.pairs)
-
-
-def _check(pair: Pair, dataset: PairDataset) -> Checked:
-    faults: list[tuple[Path, str]] = []
-    pixels = np.zeros(256, dtype=np.int64)
+def _check_pair(pair: Pair, dataset: PairDataset) -> tuple[list[tuple[Path, str]], NDArray[np.int64]]:
+    """Return the problems of a pair, each with its file, and the pixels per label value, (256,)."""
+    problems: list[tuple[Path, str]] = []
     image = label = None
     try:
         image = read_image(pair.image)
     except BadFileError as error:
-        faults.append((pair.image, str(error)))
+        problems.append((pair.image, str(error)))
     if pair.label is not None:
         try:
             label = dataset.read_label(pair.label)
         except BadFileError as error:
-            faults.append((pair.label, str(error)))
-    if image is not None and label is not None and image.shape[1:] != label.shape:
-        assert pair.label is not None
-        faults.append((pair.label, str(size_error(pair, tuple(image.shape[1:]), label.shape))))
-    elif label is not None:
-        pixels += np.bincount(label.ravel(), minlength=256)
-    return faults, pixels
+            problems.append((pair.label, str(error)))
+        if image is not None and label is not None and image.shape[1:] != label.shape:
+            problems.append((pair.label, str(size_error(pair, tuple(image.shape[1:]), label.shape))))
+    if label is None or problems:
+        return problems, np.zeros(256, dtype=np.int64)
+    return problems, np.bincount(label.ravel(), minlength=256)
 
 
-def _strays(opened: dict[str, PairDataset]) -> Iterator[tuple[str, Path]]:
-    """Files in the datasets' folders that no split's pair has."""
-    used = {path for dataset in opened.values() for pair in dataset.pairs for path in (pair.image, pair.label)}
-    seen: set[Path] = set()
+def _unused_files(opened: dict[str, PairDataset]) -> Iterator[tuple[str, Path]]:
+    """Yield image files in the dataset's directories that belong to no pair of any split."""
+    known = {path for dataset in opened.values() for pair in dataset.pairs for path in (pair.image, pair.label)}
     for split, dataset in opened.items():
-        for place, pattern in dataset.owned:
-            for path in _pictures(sorted(place.glob(pattern))):
-                if path not in used and path not in seen:
-                    seen.add(path)
+        for directory, pattern in dataset.file_globs:
+            for path in sorted(directory.glob(pattern)):
+                is_hidden = any(part.startswith(".") for part in path.parts[-2:])
+                if path.suffix.lower() in IMAGE_SUFFIXES and not is_hidden and path not in known:
+                    known.add(path)
                     yield split, path
-
-
-def _pictures(paths: Iterable[Path]) -> Iterator[Path]:
-    for path in paths:
-        if path.suffix.lower() in IMAGE_SUFFIXES and not any(part.startswith(".") for part in path.parts[-2:]):
-            yield path

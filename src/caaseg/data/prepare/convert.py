@@ -1,4 +1,4 @@
-"""Labels in slow formats, made into PNG once, by all cores. The folder appears when every file in it is made."""
+"""Convert labels from slow formats to PNG once, in parallel. The directory appears when it is complete."""
 
 import os
 import shutil
@@ -15,59 +15,54 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from caaseg.data.prepare import Progress
 from caaseg.files import atomic_write
 
-Report = Callable[[str, int, int | None], None]
-"""Told what is being done, how much of it is done, and of how much, where known."""
-
-FEW = 100  # fewer files than this are done before other processes have started
+PARALLEL_FROM = 100  # fewer files are converted faster than processes start
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conversion:
-    """What is to be made."""
+class ConversionJob:
+    """Label files to convert."""
 
     target: Path
-    """The folder that appears."""
+    """Directory to create."""
     sources: Mapping[str, Any]
-    """The name of each PNG without its ending, and what `read` makes it of."""
+    """For each PNG file name without suffix, the argument of `read`."""
     read: Callable[[Any], NDArray[np.uint8]]
-    """What the PNG shall hold, (H, W). It runs in other processes."""
+    """Returns the content of a PNG, (H, W). Runs in worker processes."""
     lists: Mapping[Path, str] = field(default_factory=dict)
-    """Text files written along, before the folder appears."""
+    """Text files to write before the directory appears."""
 
 
-def convert(conversion: Conversion, report: Report) -> None:
-    """Make all PNG files aside, then give their folder its name. Whatever an interrupted run left is made again."""
-    target = conversion.target
-    aside = target.with_name(f".{target.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    total = len(conversion.sources)
-    for done, _ in enumerate(_made(conversion, aside), start=1):
-        report(f"converting to {target.name}", done, total)
-    for path, text in conversion.lists.items():
-        with atomic_write(path) as beside:
-            beside.write_text(text, encoding="utf-8")
-    aside.rename(target)
+def convert(job: ConversionJob, progress: Progress) -> None:
+    """Write all PNG files to a temporary directory, then rename it. Leftovers of an interrupted run are deleted."""
+    temporary = job.target.with_name(f".{job.target.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for done, _ in enumerate(_convert_all(job, temporary), start=1):
+        progress(f"converting to {job.target.name}", done, len(job.sources))
+    for path, text in job.lists.items():
+        with atomic_write(path) as part:
+            part.write_text(text, encoding="utf-8")
+    temporary.rename(job.target)
 
 
-def _made(conversion: Conversion, folder: Path) -> Iterator[None]:
-    paths = [folder / f"{name}.png" for name in conversion.sources]
-    work = (repeat(conversion.read), conversion.sources.values(), paths)
+def _convert_all(job: ConversionJob, directory: Path) -> Iterator[None]:
+    arguments = (repeat(job.read), job.sources.values(), [directory / f"{name}.png" for name in job.sources])
     processes = min(os.cpu_count() or 1, 32)
-    if len(paths) < FEW or processes == 1:
-        yield from map(_write, *work)
+    if len(job.sources) < PARALLEL_FROM or processes == 1:
+        yield from map(_convert_one, *arguments)
         return
-    # Fresh processes: a copy of one that runs torch's and the progress bar's threads may wait for ever.
+    # Spawned, not forked: forking a process with torch's and the progress bar's threads may deadlock.
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     try:
-        yield from pool.map(_write, *work, chunksize=8)
+        yield from pool.map(_convert_one, *arguments, chunksize=8)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _write(read: Callable[[Any], NDArray[np.uint8]], source: Any, path: Path) -> None:
+def _convert_one(read: Callable[[Any], NDArray[np.uint8]], source: Any, path: Path) -> None:
     encoded = BytesIO()
     Image.fromarray(read(source)).save(encoded, "PNG")
     path.write_bytes(encoded.getvalue())

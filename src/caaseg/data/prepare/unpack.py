@@ -1,9 +1,9 @@
-"""Folders out of an archive that may be anything: nothing is ever written outside, and each appears whole.
+"""Unpack directories of an untrusted archive: nothing is written elsewhere, and each directory appears complete.
 
-Only plain files and folders are taken. A member that is a link or a device, or whose name leads elsewhere, condemns the
-archive: those the project knows have none.
+Archives with links, devices, paths that lead outside, an implausible size or too many members are refused.
 """
 
+import errno
 import shutil
 import stat
 import tarfile
@@ -15,108 +15,119 @@ from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
 
-from caaseg.data.prepare.convert import Report
+from caaseg.data.prepare import Progress
 from caaseg.data.sample import BadFileError
 
-DAMAGE = (
+MAX_RATIO = 200
+"""Largest unpacked size relative to the archive. Photos and PNG labels barely compress; zip bombs exceed 1000."""
+MAX_MEMBERS = 1_000_000
+
+DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
     LZMAError,
     EOFError,
-    NotImplementedError,  # a compression Python does not know
-    RuntimeError,  # a password
+    NotImplementedError,  # unknown compression
+    RuntimeError,  # encrypted
     ValueError,
 )
 
 
 class Member(NamedTuple):
-    """One entry of an archive."""
+    """One file or directory of an archive."""
 
     name: str
-    plain: bool  # a file or a folder, not a link or a device
-    open: Callable[[], IO[bytes]] | None  # None for a folder
+    size: int  # unpacked, as declared; both formats never extract more
+    is_plain: bool  # a regular file or a directory, not a link or a device
+    extract: Callable[[], object]
 
 
-def unpack(archive: Path, wanted: Mapping[str, Path], report: Report) -> None:
-    """Bring folders of an archive to their places.
+def unpack(archive: Path, targets: Mapping[str, Path], progress: Progress) -> None:
+    """Move directories or files of an archive to their target paths.
 
     Args:
         archive: a .zip, .tar or compressed .tar file.
-        wanted: for each folder, or file, inside the archive its place outside; none of the places may exist.
-        report: told how far into the archive it is, in bytes.
+        targets: target path for each directory or file in the archive; none of them may exist.
+        progress: called with the position in the archive, in bytes.
     """
-    aside = archive.with_name(f".{archive.name}.part")
-    shutil.rmtree(aside, ignore_errors=True)  # an interrupted run's
-    aside.mkdir()
+    temporary = archive.with_name(f".{archive.name}.part")
+    shutil.rmtree(temporary, ignore_errors=True)  # from an interrupted run
+    temporary.mkdir()
     try:
-        _extract(archive, tuple(wanted), aside, report)
-        for inside in wanted:
-            if not (aside / inside).exists():
-                raise BadFileError(f"{archive}: no {inside} in it; expected that of the archive; fetch it again")
-        for inside, place in wanted.items():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            (aside / inside).rename(place)
+        _extract(archive, tuple(targets), temporary, progress)
+        for inside in targets:
+            if not (temporary / inside).exists():
+                raise BadFileError(f"{archive}: does not contain {inside}; expected it there; download it again")
+        for inside, target in targets.items():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (temporary / inside).rename(target)
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _extract(archive: Path, wanted: tuple[str, ...], folder: Path, report: Report) -> None:
-    size = archive.stat().st_size
+def _extract(archive: Path, wanted: tuple[str, ...], directory: Path, progress: Progress) -> None:
+    archive_size = archive.stat().st_size
+    free = shutil.disk_usage(directory).free
+    total = to_write = 0
     try:
-        with open(archive, "rb") as opened:
-            for member in _zip_members(opened) if archive.suffix == ".zip" else _tar_members(opened):
-                _refuse(member, archive)
-                path = PurePosixPath(member.name)
-                if not any(path.is_relative_to(inside) for inside in wanted):
-                    continue
-                target = folder / path
-                if member.open is None:
-                    target.mkdir(parents=True, exist_ok=True)
-                    continue
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with member.open() as source, open(target, "wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
-                report(f"unpacking {archive.name}", opened.tell(), size)
+        with open(archive, "rb") as file:
+            members = _zip_members(file, directory) if archive.suffix == ".zip" else _tar_members(file, directory)
+            for number, member in enumerate(members, start=1):
+                total += member.size
+                _check_member(member, archive)
+                _check_limits(archive, number, total, archive_size)
+                if any(PurePosixPath(member.name).is_relative_to(inside) for inside in wanted):
+                    to_write += member.size
+                    if to_write > free:
+                        raise OSError(errno.ENOSPC, f"{to_write:,} bytes or more to unpack, {free:,} free", archive)
+                    member.extract()
+                    progress(f"unpacking {archive.name}", file.tell(), archive_size)
     except BadFileError:
         raise
-    except DAMAGE as error:
+    except DAMAGED as error:
         raise BadFileError(
             f"{archive}: damaged ({type(error).__name__}: {error}); remove it and run the same command again"
         ) from error
 
 
-def _zip_members(archive: IO[bytes]) -> Iterator[Member]:
-    with zipfile.ZipFile(archive) as opened:
-        for info in opened.infolist():
-            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 where the maker's system has no such thing
-            plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
-            yield Member(info.filename, plain, None if info.is_dir() else partial(opened.open, info))
+def _zip_members(file: IO[bytes], directory: Path) -> Iterator[Member]:
+    with zipfile.ZipFile(file) as archive:
+        for info in archive.infolist():
+            kind = stat.S_IFMT(info.external_attr >> 16)  # 0 if the creating system has no file types
+            is_plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
+            yield Member(info.filename, info.file_size, is_plain, partial(archive.extract, info, directory))
 
 
-def _tar_members(archive: IO[bytes]) -> Iterator[Member]:
-    with tarfile.open(fileobj=archive) as opened:
-        for entry in opened:
-            plain = entry.isfile() or entry.isdir()
-            yield Member(entry.name, plain, None if entry.isdir() else partial(_opened, opened, entry))
+def _tar_members(file: IO[bytes], directory: Path) -> Iterator[Member]:
+    with tarfile.open(fileobj=file) as archive:
+        for info in archive:
+            extract = partial(archive.extract, info, directory, filter="data")
+            yield Member(info.name, info.size, info.isfile() or info.isdir(), extract)
 
 
-def _opened(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
-    file = tar.extractfile(entry)
-    assert file is not None  # it is so for folders and devices alone
-    return file
-
-
-def _refuse(member: Member, archive: Path) -> None:
+def _check_member(member: Member, archive: Path) -> None:
     name = member.name.replace("\\", "/")
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
         raise BadFileError(
-            f"{archive}: a member called {member.name!r} would be written outside; nothing was unpacked; "
-            "expected names below the archive's own folder; fetch it from another place"
+            f"{archive}: the member {member.name!r} would be written outside; nothing was unpacked; "
+            "expected relative paths; get the archive from another source"
         )
-    if not member.plain:
+    if not member.is_plain:
         raise BadFileError(
             f"{archive}: the member {member.name!r} is a link or a device; nothing was unpacked; "
-            "expected files and folders; fetch it from another place"
+            "expected files and directories; get the archive from another source"
+        )
+
+
+def _check_limits(archive: Path, number: int, total: int, archive_size: int) -> None:
+    if number > MAX_MEMBERS:
+        raise BadFileError(
+            f"{archive}: more than {MAX_MEMBERS:,} members; nothing was unpacked; get the archive from another source"
+        )
+    if total > MAX_RATIO * archive_size:
+        raise BadFileError(
+            f"{archive}: {archive_size:,} bytes that unpack to {total:,} or more; expected at most {MAX_RATIO} times "
+            "the size of the archive; nothing was unpacked; get the archive from another source"
         )
