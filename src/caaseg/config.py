@@ -7,7 +7,9 @@ import difflib
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
-HEAD_NAMES = ("fcn", "axial", "axial_se", "caa", "self_attention", "channelized_self_attention", "danet")
+from caaseg.models.heads import HEADS
+
+HEAD_NAMES = tuple(HEADS)
 Activation = Literal["leaky_relu", "relu"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
 OutputStride = Literal[8, 16]
@@ -15,21 +17,22 @@ ResNetVariant = Literal["standard", "authors"]
 Color = tuple[int, int, int]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Base of all settings: they are frozen, and a changed copy is checked like a new one."""
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values."""
-        return replace(self, **changes)  # type: ignore[type-var]
+        return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values, nested settings as dictionaries."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        return asdict(self)
 
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of all values."""
-        return [one.name for one in fields(cls)]  # type: ignore[arg-type]
+        return [one.name for one in fields(cls)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,7 @@ class Architecture(Settings):
     """For axial_se: squeeze-and-excitation before the axial attention, or after it."""
 
     def __post_init__(self) -> None:
-        if self.head not in HEAD_NAMES:
+        if self.head not in HEAD_NAMES and ":" not in str(self.head):  # module:Class and file.py:Class are custom heads
             close = difflib.get_close_matches(str(self.head), HEAD_NAMES, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(f"head is {self.head!r}{hint}; expected one of {', '.join(HEAD_NAMES)}")

@@ -19,7 +19,7 @@ from caaseg.data.sample import IGNORE, Batch, SegmentationDataset
 from caaseg.data.transforms import normalize
 from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models import Prediction, Segmenter
-from caaseg.models.cuda_graphs import preserve_state, recorded
+from caaseg.models.cuda_graphs import capture_coarse, preserve_state
 from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.torchvision_compat import declare_missing_operators
 from caaseg.training.ema import MovingAverage
@@ -198,7 +198,7 @@ class TrainingModule(L.LightningModule):
         """Record forward and backward of the network, to replay them every step."""
         (height, width), precision = self.recipe.data.crop, self.trainer.precision_plugin
         images = torch.zeros(self.recipe.batch_size, 3, height, width, dtype=torch.uint8, device=self.device)
-        self._coarse = recorded(self.model, self._prepared(images), precision.forward_context)
+        self._coarse = capture_coarse(self.model, self._prepared(images), precision.forward_context)
 
     # What a run asks for.
 

@@ -16,6 +16,7 @@ import torch
 from caaseg.config import Recipe
 from caaseg.data.cache import CachedDataset, estimated_bytes
 from caaseg.files import atomic_write
+from caaseg.models.heads import head_class
 from caaseg.recipes import differences, load_recipe, save_recipe
 from caaseg.training import checkpoints
 from caaseg.training.conductor import Conductor, Progress, Result
@@ -33,7 +34,6 @@ logger = logging.getLogger(__name__)
 Device = Literal["auto", "cpu", "cuda"]
 
 RECIPE = "recipe.yaml"
-WITHOUT_IMAGE_LEVEL = ("fcn", "danet")  # heads
 # On resume: they change nothing that is learned. A run that stops at bad files has skipped none so far.
 MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files"}
 
@@ -73,7 +73,7 @@ def train(
         )
     crops = recipe.batch_size // ranks // recipe.accumulate
     synchronized = on_gpu and ranks > 1
-    if crops == 1 and not synchronized and recipe.model.head not in WITHOUT_IMAGE_LEVEL:
+    if crops == 1 and not synchronized and head_class(recipe.model.head).needs_two_images:
         raise ValueError(
             f"1 crop is computed at a time, but the image-level branch of head {recipe.model.head} needs 2 or more for "
             "its batch statistics; set a larger batch_size or a smaller accumulate"
