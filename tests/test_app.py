@@ -6,22 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-import caaseg
 from caaseg.cli import main
 from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.sample import BadFileError
-from tests.analysis.test_pixel_attention import SMALL, model_with
+from caaseg.models.heads.base import Head
+from caaseg.models.heads.fcn import FCNHead
+from tests.small_models import scenes_model, small_model
 
 app = pytest.importorskip("caaseg.app", reason="gradio is not installed", exc_type=ModuleNotFoundError)
-
-
-def scenes_model() -> caaseg.Segmenter:
-    torch.manual_seed(5)
-    options = {**SMALL, "classes": Scenes.classes, "palette": Scenes.palette}
-    return caaseg.create_model("caa", num_classes=len(Scenes.classes), output_stride=8, **options).eval()
 
 
 def test_it_starts_with_a_drawn_scene_and_a_house_of_it() -> None:
@@ -31,7 +25,7 @@ def test_it_starts_with_a_drawn_scene_and_a_house_of_it() -> None:
     assert (shown.image == image.permute(1, 2, 0).numpy()).all()
     assert FIRST_HOUSE <= label[shown.pixel] < len(Scenes.classes)
     assert told.endswith("in its row or its column.")
-    _, told = app.example([*models, ("other", model_with("fcn"))])
+    _, told = app.example([*models, ("other", small_model("fcn").eval())])
     assert told.endswith("Not every model here has learned such scenes.")
 
 
@@ -83,7 +77,7 @@ def test_a_click_is_a_pixel_of_the_image_however_it_is_drawn() -> None:
 def test_every_head_shows_what_it_has(
     head: str, shows_lines: bool, shows_reach: bool, shows_gates: bool, words: str
 ) -> None:
-    models = [("mine", model_with(head))]
+    models = [("mine", small_model(head, output_stride=8).eval())]
     shown, _ = app.example(models)
     legend, note, lines, reach, gates = app.explanations(models, shown)
     assert "class " in legend  # saved without names
@@ -91,11 +85,29 @@ def test_every_head_shows_what_it_has(
     assert (lines.visible, reach.visible, gates.visible) == (shows_lines, shows_reach, shows_gates)
 
 
+class HeadWithoutAttention(FCNHead):
+    """A custom head that declares nothing about itself."""
+
+    without_attention = Head.without_attention
+
+
+def test_a_custom_head_without_attention_says_so() -> None:
+    models = [("mine", small_model(HeadWithoutAttention).eval())]
+    shown, _ = app.example(models)
+    _, note, lines, reach, gates = app.explanations(models, shown)
+    assert "None" not in note
+    assert "This head has no attention that can be shown per pixel." in note
+    assert (lines.visible, reach.visible, gates.visible) == (False, False, False)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ([], "no model is given; give a run's folder, a saved model's folder or a hub id: caaseg app MODEL"),
-        (["nowhere"], "nowhere: no such folder, and not a hub id (owner/name); give the folder of a saved model"),
+        (
+            ["nowhere"],
+            "nowhere: no such directory, and not a hub id (owner/name); expected the directory of a saved model",
+        ),
         (["a", "b", "c"], "3 models are given; expected one, or two to see side by side"),
         (["a", "--port", "70000"], "--port is 70000; expected a number from 1 to 65535"),
     ],

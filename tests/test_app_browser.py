@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caaseg.data.datasets.scenes import Scenes
-from tests.test_app import scenes_model
+from tests.small_models import scenes_model
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,13 @@
 """`caaseg predict`: what is written, what is skipped, what is said; damaged files, several processes, a huge image."""
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -19,36 +21,21 @@ from torch import Tensor, nn
 
 import caaseg
 from caaseg.cli import main
+from caaseg.data.catalogue import DATASETS
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.decode import read_image
-from caaseg.data.inputs import InputImage
+from caaseg.data.inputs import InputImage, find_images
 from caaseg.data.labels import distinct_colors
 from caaseg.drawing.sheet import overlay
+from caaseg.evaluation.metrics import ConfusionMatrix
+from caaseg.models.inference import LoadedModel, load_for_inference
 from caaseg.models.predictor import Predictor
-from caaseg.predictions import Manner, Subject, Task, predict_pictures
+from caaseg.predictions import PredictOptions, PredictTask, predict_images
 from tests.data.damage import encoded_images, mutated
+from tests.locks import hold_lock
+from tests.small_models import scene, varied_model
 
 CLASSES = 6
-
-
-def build(num_classes: int = CLASSES, **options: Any) -> caaseg.Segmenter:
-    """A random model that says each class somewhere in a scene."""
-    torch.manual_seed(0)
-    small: dict[str, Any] = {"channels": 16, "key_channels": 4, "gate_width": 8, "decoder": True}
-    model = caaseg.create_model("caa", backbone="test_resnet", num_classes=num_classes, **{**small, **options})
-    model(torch.randn(4, 3, 65, 65))  # batch norm statistics that are not the initial ones
-    nn.init.normal_(model.classifier.weight)
-    model.eval()
-    with torch.no_grad():
-        logits = model(torch.stack([scene(k) for k in range(4)]) / 127.5 - 1).logits  # (N, K, H, W)
-        spread = logits.std((0, 2, 3))
-        model.classifier.weight /= spread[:, None, None, None]
-        model.classifier.bias.copy_((model.classifier.bias - logits.mean((0, 2, 3))) / spread)  # type: ignore[union-attr]
-    return model
-
-
-def scene(k: int, height: int = 72, width: int = 96) -> Tensor:
-    return Scenes("val", length=8, size=(height, width))[k].image
 
 
 def save(k: int, path: Path, **options: Any) -> None:
@@ -65,7 +52,7 @@ def values(path: Path) -> NDArray[np.uint8]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("predict") / "model"
-    build().save_pretrained(folder)
+    varied_model().save_pretrained(folder)
     return folder
 
 
@@ -92,7 +79,7 @@ def test_labels_overlays_and_probabilities_of_a_folder(model: Path, place: Path)
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
     names = ("a/x", "b/x", "y")
     files = {f"labels/{n}.png" for n in names} | {f"overlays/{n}.jpg" for n in names}
-    files |= {f"probabilities/{n}.npy" for n in names} | {"predict.json", ".predict.lock"}
+    files |= {f"probabilities/{n}.npy" for n in names} | {"predict.json"}
     assert set(results(place / "out")) == files
     network = caaseg.load_model(model)
     for name, source in (("a/x", "photos/a/x.png"), ("b/x", "photos/b/x.png"), ("y", "photos/y.jpg")):
@@ -113,7 +100,7 @@ def test_labels_overlays_and_probabilities_of_a_folder(model: Path, place: Path)
 
 def test_the_palette_is_the_model_s_own(place: Path) -> None:
     palette = [(k, 2 * k, 255 - k) for k in range(3)]
-    build(3, classes=["road", "tree", "sky"], palette=palette).save_pretrained(place / "own")
+    varied_model(3, classes=["road", "tree", "sky"], palette=palette).save_pretrained(place / "own")
     assert predict(place / "own", "photos/y.jpg", "--out", "out") == 0
     with Image.open(place / "out/labels/y.png") as image:
         assert image.getpalette()[:9] == [value for color in palette for value in color]  # type: ignore[index]
@@ -160,7 +147,10 @@ def test_windows_are_blended_and_two_grids_compared(
     (picture,) = json.loads((place / "out.json").read_text())["pictures"]
     share = picture["grid_disagreement"]
     assert 0 < share < 1
-    assert f"photos/y.jpg: {100 * share:.2f}% of the pixels get another class" in capsys.readouterr().out
+    assert (
+        f"photos/y.jpg: {100 * share:.2f}% of the pixels get another class with a shifted grid"
+        in capsys.readouterr().out
+    )
     assert picture["windowed"]
     assert predict(model, *words) == 0  # known from before
     (again,) = json.loads((place / "out.json").read_text())["pictures"]
@@ -178,10 +168,10 @@ def test_windows_are_blended_and_two_grids_compared(
     ],
 )
 def test_large_pictures_are_cut(size: tuple[int, int], num_classes: int, expected: tuple[int, int]) -> None:
-    subject = Subject(nn.Identity(), num_classes, None, (), "")
-    assert Task(subject=subject, manner=Manner(), out=Path()).window(size) == expected
-    forced = Manner(window=(99, 77))
-    assert Task(subject=subject, manner=forced, out=Path()).window(size) == (99, 77)
+    model = LoadedModel(nn.Identity(), num_classes, None, (), "")
+    assert PredictTask(model=model, options=PredictOptions(), out=Path()).window(size) == expected
+    forced = PredictOptions(window=(99, 77))
+    assert PredictTask(model=model, options=forced, out=Path()).window(size) == (99, 77)
 
 
 def test_a_repeated_command_does_what_is_missing_and_nothing_else(
@@ -238,18 +228,18 @@ def test_another_model_or_other_options_into_one_folder_are_an_error(
     shutil.copytree(model, place / "copy")
     assert predict(place / "copy", "photos/y.jpg", "--out", "out") == 0  # the same model elsewhere
     before = results(place / "out")
-    network = build()
+    network = varied_model()
     with torch.no_grad():
         network.classifier.weight += 1e-3
     network.save_pretrained(place / "other")
     capsys.readouterr()
     for words, what in (
         ([str(model), "--flip"], "flip"),
-        ([str(model), "--scales", "0.5,1", "--window", "64"], "scales and another window"),
+        ([str(model), "--scales", "0.5,1", "--window", "64"], "scales and a different window"),
         ([str(place / "other")], "model"),
     ):
         assert main(["predict", words[0], "photos", "--out", "out", *words[1:]]) == 2
-        assert f"out: holds predictions of another {what}; give another --out" in capsys.readouterr().err
+        assert f"out: has predictions with a different {what}; use another --out" in capsys.readouterr().err
     assert results(place / "out") == before
     (place / "out/predict.json").write_text("[]")
     assert predict(model, "photos", "--out", "out") == 2
@@ -322,16 +312,20 @@ class Failing(nn.Module):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory"), "wide.png: needs more memory than there is; give a smaller"),
-        (MemoryError(), "wide.png: needs more memory than there is"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "wide.png: out of memory; use a smaller"),
+        (MemoryError(), "wide.png: out of memory"),
+        (
+            RuntimeError("value cannot be converted to type int without overflow"),
+            "wide.png: the model failed on it (value cannot be converted to type int without overflow)",
+        ),
         (RuntimeError("kernel size\nlong"), "wide.png: the model failed on it (kernel size); try another --window"),
     ],
 )
 def test_a_picture_on_which_the_model_fails_does_not_stop_the_rest(error: Exception, message: str, place: Path) -> None:
     Image.new("RGB", (120, 10)).save("wide.png")
     pictures = [InputImage(Path("wide.png"), Path("wide")), InputImage(Path("photos/y.jpg"), Path("y"))]
-    subject = Subject(Failing(error), 3, None, distinct_colors(3), "")
-    bad, good = predict_pictures(Task(subject=subject, manner=Manner(), out=place / "out"), pictures)
+    model = LoadedModel(Failing(error), 3, None, distinct_colors(3), "")
+    bad, good = predict_images(PredictTask(model=model, options=PredictOptions(), out=place / "out"), pictures)
     assert bad.message is not None
     assert bad.message.startswith(message)
     assert good.labels == str(place / "out/labels/y.png")
@@ -344,9 +338,11 @@ def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the place beside is known
     monkeypatch.setattr("caaseg.predictions.remove_stale_temporaries", lambda _: None)  # and what is put there stays
     (place / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
-    task = Task(subject=Subject(nn.Identity(), 3, None, distinct_colors(3), ""), manner=Manner(), out=place / "out")
+    task = PredictTask(
+        model=LoadedModel(nn.Identity(), 3, None, distinct_colors(3), ""), options=PredictOptions(), out=place / "out"
+    )
     with pytest.raises(OSError, match="No space left"):
-        predict_pictures(
+        predict_images(
             task, [InputImage(Path("photos/y.jpg"), Path("y")), InputImage(Path("photos/a/x.png"), Path("x"))]
         )
     assert not (place / "out/labels/x.png").exists()
@@ -401,6 +397,57 @@ def test_processes_of_torchrun_share_the_list(model: Path, place: Path) -> None:
     assert result.stderr.count("caaseg: photos/bad.png: not an image") == 1
     assert len(json.loads((place / "out.json").read_text())["pictures"]) == 4
     assert len(list((place / "out/labels").rglob("*.png"))) == 3
+
+
+def test_an_image_that_another_process_holds_comes_last_and_is_waited_for(model: Path, place: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready = context.Queue()
+    (place / "out").mkdir()
+    other = context.Process(target=hold_lock, args=(place / "out", "y", ready), daemon=True)
+    other.start()
+    try:
+        assert ready.get(timeout=60)
+        task = PredictTask(model=load_for_inference(str(model)), options=PredictOptions(), out=Path("out"))
+        found = find_images(["photos"]).images
+        assert [str(image.name) for image in found] == ["y", "a/x", "b/x"]
+
+        def kill_when_the_rest_is_done(what: str, done: int, total: int | None) -> None:
+            if done == 2:
+                assert not Path("out/labels/y.png").exists()
+                other.kill()  # the operating system releases its lock
+
+        outcomes = predict_images(task, found, progress=kill_when_the_rest_is_done)
+        assert [outcome.image for outcome in outcomes] == ["photos/a/x.png", "photos/b/x.png", "photos/y.jpg"]
+        assert all(outcome.labels for outcome in outcomes)
+        assert not list(Path("out").glob(".*"))  # no lock file is left
+    finally:
+        other.kill()
+        other.join()
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("scales", ["1.0", "0.5,1.0,1.25"])
+@pytest.mark.parametrize("window", [None, "48x33"])
+def test_evaluate_scores_the_labels_that_predict_writes(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, window: str | None, scales: str, flip: bool
+) -> None:
+    data = Scenes("val", length=3, size=(72, 96))
+    samples = [data[k] for k in range(3)]
+    scenes = replace(DATASETS["scenes"], open=lambda *_: data)
+    monkeypatch.setitem(DATASETS, "scenes", scenes)
+    varied_model(len(data.classes)).save_pretrained(place / "scenes")
+    options = ["--scales", scales, *(["--window", window] if window else []), *(["--flip"] if flip else [])]
+    words = ["--dataset", "scenes", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
+    assert main(["evaluate", "scenes", *words, *options]) == 0
+
+    for sample in samples:
+        Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(place / f"{sample.name}.png")
+    assert predict(place / "scenes", *(f"{sample.name}.png" for sample in samples), "--out", "out", *options) == 0
+    matrix = ConfusionMatrix(len(data.classes), torch.device("cpu"))
+    for sample in samples:
+        matrix.update(torch.from_numpy(values(place / f"out/labels/{sample.name}.png")).long(), sample.label)
+    assert json.loads((place / "scores.json").read_text())["confusion"] == matrix.counts.tolist()
+    assert (matrix.counts.sum(0) > 0).sum() > 3  # predicted classes
 
 
 def test_what_a_killed_process_left_is_cleared_up(model: Path, place: Path) -> None:
@@ -486,7 +533,7 @@ sys.exit(code)
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
 def test_a_picture_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
-    build(19, decoder=False).save_pretrained(place / "model")
+    varied_model(19, decoder=False).save_pretrained(place / "model")
     small = Image.fromarray(scene(0, 320, 400).permute(1, 2, 0).numpy())
     small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(place / "huge.jpg", quality=90)
     result = subprocess.run(

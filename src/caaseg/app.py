@@ -130,7 +130,7 @@ def explanations(models: Models, shown: Shown) -> list[Any]:
         gates = "" if looked is None or looked.gates is None else draw.gate_chart(looked.gates)
         parts += [
             draw.legend(view.labels, names, palette),
-            draw.pixel_note(looked, model.config.head, name, shown.pixel, shown.image.shape),
+            draw.pixel_note(looked, model.head, name, shown.pixel, shown.image.shape),
             gr.Image(lines, visible=lines is not None),
             gr.Image(reach, visible=reach is not None),
             gr.HTML(gates, visible=bool(gates)),

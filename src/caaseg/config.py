@@ -7,7 +7,9 @@ import difflib
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal, Self, get_args
 
-HEAD_NAMES = ("fcn", "axial", "axial_se", "caa", "self_attention", "channelized_self_attention", "danet")
+from caaseg.models.heads import HEADS
+
+HEAD_NAMES = tuple(HEADS)
 Activation = Literal["leaky_relu", "relu"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
 OutputStride = Literal[8, 16]
@@ -75,7 +77,7 @@ class Architecture(Settings):
     """For axial_se: squeeze-and-excitation before the axial attention, or after it."""
 
     def __post_init__(self) -> None:
-        if self.head not in HEAD_NAMES:
+        if self.head not in HEAD_NAMES and ":" not in str(self.head):  # module:Class and file.py:Class are custom heads
             close = difflib.get_close_matches(str(self.head), HEAD_NAMES, n=1)
             hint = f" (did you mean {close[0]}?)" if close else ""
             raise ValueError(f"head is {self.head!r}{hint}; expected one of {', '.join(HEAD_NAMES)}")

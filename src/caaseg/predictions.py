@@ -1,16 +1,15 @@
-"""Many pictures predicted into a folder: once each, whatever is interrupted, repeated or run side by side.
+"""Prediction of many images into a directory. It can be interrupted, repeated, and shared by several processes.
 
     OUT/labels/NAME.png          class ids, with the palette
-    OUT/overlays/NAME.jpg        the picture under the colors of its labels
-    OUT/probabilities/NAME.npy   where asked for: float16 (H, W, K)
-    OUT/predict.json             what made them
+    OUT/overlays/NAME.jpg        the image blended with the colors of its labels
+    OUT/probabilities/NAME.npy   if requested: float16 (H, W, K)
+    OUT/predict.json             model and options
 
-All have the size of the picture as a viewer shows it: turned as its EXIF entry says. Labels are written last, with a
-note of the file they were made from: a picture whose labels are there and whose file did not change is done.
+All have the size of the image after its EXIF rotation. Labels are written last, with the size and the modification time
+of the image file: an image with labels whose file did not change is done.
 """
 
 import errno
-import hashlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -22,203 +21,146 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import caaseg
-from caaseg.benchmarks.timing import is_out_of_memory
-from caaseg.claims import Claims
-from caaseg.config import OutputStride
 from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import InputImage
-from caaseg.data.labels import distinct_colors
-from caaseg.data.sample import BadFileError, Color
+from caaseg.data.sample import BadFileError
 from caaseg.drawing.label_files import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
-from caaseg.files import atomic_write, remove_stale_temporaries
-from caaseg.models import load_model, with_output_stride
-from caaseg.models.cuda_graphs import CapturedModel
-from caaseg.models.folding import compile_for_inference, fold_batch_norm
-from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel
-from caaseg.models.predictor import Average, Precision, Predictor, Size
-from caaseg.models.windows import blended_parts, grid_disagreement, is_cut
+from caaseg.files import atomic_write, lock_name, remove_stale_temporaries
+from caaseg.models.inference import LoadedModel, is_out_of_memory
+from caaseg.models.predictor import Average, Precision, Predictor
+from caaseg.models.windows import Size, is_tiled, labels_from_parts
 
 RECORD = "predict.json"
-FOLDERS = ("labels", "overlays", "probabilities")
+OUTPUT_DIRECTORIES = ("labels", "overlays", "probabilities")
 WINDOW = (513, 513)
-"""Of pictures too large to be seen at once: the crop that recipes train with, unless they say otherwise."""
-WHOLE_PIXELS = 2048 * 2048
-"""Larger pictures are cut into windows; with more than FEW_CLASSES in proportion smaller ones, for their scores."""
+"""Window of images that are too large to be predicted whole: the default training crop."""
+MAX_WHOLE_PIXELS = 2048 * 2048
+"""Larger images are tiled. With more than FEW_CLASSES classes the limit is proportionally lower."""
 FEW_CLASSES = 32
-OF_ALL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Faults in writing that are not one picture's: the next would meet them too."""
-
-
-class Subject(NamedTuple):
-    """A model with what its results are drawn by."""
-
-    network: nn.Module
-    num_classes: int
-    classes: tuple[str, ...] | None
-    palette: tuple[Color, ...]
-    digest: str  # of all that decides what it says
+FATAL_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Errors in writing that the next image would raise too."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What became of one picture: results, or a message."""
+class ImageOutcome:
+    """Result of one image: labels, or an error message."""
 
     image: str
-    """Its path as it was given, or found below what was given."""
+    """Path as given, or as found in a given directory."""
     labels: str | None = None
-    """Where they are; None where there is a message instead."""
+    """Path of the labels; None if there is an error message."""
     message: str | None = None
-    """Why there are none."""
+    """Error message."""
     there_already: bool = False
-    """Whether they were there before, and nothing was done."""
+    """Whether the results existed before, and nothing was done."""
     size: Size | None = None
-    """Height and width, upright."""
+    """Height and width after the EXIF rotation."""
     windowed: bool = False
-    """Whether it was cut into windows."""
+    """Whether the image was tiled."""
     grid_disagreement: float | None = None
-    """Share of pixels that another grid of windows gives another class; None unless asked for, and for whole ones."""
+    """Share of pixels whose class changes with a shifted grid of windows; None if not requested or not tiled."""
     seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manner:
-    """How pictures are predicted: what makes results of the same model differ."""
+class PredictOptions:
+    """Options that change the predictions of a model."""
 
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
     window: Size | None = None
-    """None: large pictures in windows of WINDOW, others whole."""
+    """None predicts images whole, and tiles large ones with WINDOW."""
     average: Average = "logits"
     precision: Precision = "32"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What to do with every picture."""
+class PredictTask:
+    """What to do with every image."""
 
-    subject: Subject
-    manner: Manner
+    model: LoadedModel
+    options: PredictOptions
     out: Path
-    """Folder for the results; what was made there with another model or in another manner is an error."""
+    """Output directory; results of another model or other options in it are an error."""
     probabilities: bool = False
-    """Keep these too."""
+    """Save probabilities too."""
     compare_grids: bool = False
-    """Predict pictures that are cut once more, with another grid of windows, and tell how far the two differ."""
+    """Predict tiled images again with a shifted grid of windows, and report the share of pixels that change."""
     max_pixels: int = MAX_PIXELS
-    """Larger pictures are refused."""
+    """Larger images are rejected."""
 
     def predictor(self) -> Predictor:
-        """What sees a picture, or a window of one. A CPU gains nothing by several at once, but needs memory."""
-        predictor = Predictor(
-            self.subject.network,
-            scales=self.manner.scales,
-            flip=self.manner.flip,
-            average=self.manner.average,
-            precision=self.manner.precision,
-            batch_size=1,
+        """Return the predictor of an image, or of a window of it."""
+        options = self.options
+        return Predictor(
+            self.model.network,
+            scales=options.scales,
+            flip=options.flip,
+            average=options.average,
+            precision=options.precision,
         )
-        if predictor.device.type == "cuda":
-            predictor.batch_size = 8
-        return predictor
 
     def window(self, size: Size) -> Size:
-        """In what windows a picture of this size is seen; its own size where it is seen at once."""
-        num_classes = self.subject.num_classes
-        whole = size[0] * size[1] * max(FEW_CLASSES, num_classes) <= WHOLE_PIXELS * FEW_CLASSES
-        return self.manner.window or (size if whole else WINDOW)
+        """Return the window for an image of this size; its own size if it is predicted whole."""
+        fits = size[0] * size[1] * max(FEW_CLASSES, self.model.num_classes) <= MAX_WHOLE_PIXELS * FEW_CLASSES
+        return self.options.window or (size if fits else WINDOW)
 
 
-def open_subject(
-    model: str,
-    *,
-    output_stride: OutputStride | None = None,
-    precision: Precision = "32",
-    compiled: bool = False,
-    device: torch.device | str = "cpu",
-) -> Subject:
-    """A model from a run's folder, a saved model's folder, the hub, or an exported .onnx file."""
-    if model.lower().endswith(ONNX_SUFFIX):
-        given = {"--output-stride": output_stride is not None, "--compiled": compiled}
-        given[f"--precision {precision}"] = precision != "32"
-        if any(given.values()):
-            option = next(name for name in given if given[name])
-            raise ValueError(f"{model}: what it computes was fixed when it was exported; leave {option} out")
-        exported = OnnxModel(Path(model), device=device)
-        digest = hashlib.sha256(Path(model).read_bytes()).hexdigest()
-        palette = exported.palette or distinct_colors(exported.num_classes)
-        return Subject(exported, exported.num_classes, exported.classes, palette, digest)
-    network = load_model(model)
-    if output_stride is not None:
-        network = with_output_stride(network, output_stride)
-    config = network.config
-    hashed = hashlib.sha256(json.dumps(config.as_dict()).encode())
-    for name, tensor in network.state_dict().items():
-        hashed.update(name.encode())
-        hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
-    palette = config.palette or distinct_colors(config.num_classes)
-    served = fold_batch_norm(network).to(device)
-    if compiled:
-        compile_for_inference(served)
-    return Subject(CapturedModel(served), config.num_classes, config.classes, palette, hashed.hexdigest())
-
-
-def predict_pictures(
-    task: Task,
-    pictures: Sequence[InputImage],
+def predict_images(
+    task: PredictTask,
+    images: Sequence[InputImage],
     *,
     share: tuple[int, int] = (0, 1),
-    report: Callable[[str, int, int | None], None] = lambda *_: None,
-) -> list[Outcome]:
-    """Predict pictures into a folder. Where something is wrong with one, its outcome says so, and the rest goes on.
+    progress: Callable[[str, int, int | None], None] = lambda *_: None,
+) -> list[ImageOutcome]:
+    """Predict images into a directory. An image that fails gets an error message, and the next one is predicted.
 
     Args:
         task: what to do.
-        pictures: what to predict, and what to call the results.
-        share: this process's number, and of how many that split the list between them.
-        report: told how many are done, of how many.
+        images: image files, and the names of their results.
+        share: rank of this process and number of processes that split the list.
+        progress: called with "images", the number of images done, and the total.
     """
     predictor = task.predictor()
     rank, ranks = share
-    mine = list(pictures[rank::ranks])
-    number = len(mine)
-    outcomes: list[Outcome] = []
-    with Claims(task.out / ".predict.lock") as claims:
-        with claims.claimed(RECORD, wait=True):
-            _record(task)
-        # Those that another process is at are looked at again when the rest is done.
-        for wait in (False, True):
-            busy: list[InputImage] = []
-            for picture in mine:
-                with claims.claimed(str(picture.name), wait=wait) as ours:
-                    if ours:
-                        outcomes.append(_outcome(task, predictor, picture))
-                        report("pictures", len(outcomes), number)
-                    else:
-                        busy.append(picture)
-            mine = busy
+    remaining = list(images[rank::ranks])
+    total = len(remaining)
+    outcomes: list[ImageOutcome] = []
+    task.out.mkdir(parents=True, exist_ok=True)
+    with lock_name(task.out, RECORD, wait=True):
+        _write_record(task)
+    for wait in (False, True):  # first skip images that another process holds, then wait for those
+        skipped: list[InputImage] = []
+        for image in remaining:
+            with lock_name(task.out, str(image.name), wait=wait) as locked:
+                if locked:
+                    outcomes.append(_predict_or_explain(task, predictor, image))
+                    progress("images", len(outcomes), total)
+                else:
+                    skipped.append(image)
+        remaining = skipped
     return outcomes
 
 
-def summary(outcomes: Sequence[Outcome], left_out: int, out: Path) -> list[str]:
-    """What became of all pictures together, for people."""
+def summary(outcomes: Sequence[ImageOutcome], left_out: int, out: Path) -> list[str]:
+    """Return the lines that the command prints about all images."""
     done = [outcome for outcome in outcomes if outcome.message is None]
     already = sum(outcome.there_already for outcome in done)
     lines = [f"{len(done) - already} predicted, {already} there already, {len(outcomes) - len(done)} failed: {out}"]
     if left_out:
         lines.append(f"left out, because they do not end as images do: {left_out}")
     lines += [
-        f"{outcome.image}: {100 * outcome.grid_disagreement:.2f}% of the pixels get another class by another grid"
+        f"{outcome.image}: {100 * outcome.grid_disagreement:.2f}% of the pixels get another class with a shifted grid"
         for outcome in done
         if outcome.grid_disagreement is not None
     ]
     return lines
 
 
-def gathered(outcomes: list[Outcome]) -> list[Outcome]:
-    """Those of all processes that torchrun started, in each of them."""
+def gather_outcomes(outcomes: list[ImageOutcome]) -> list[ImageOutcome]:
+    """Return the outcomes of all processes that torchrun started, in each of them."""
     if not (dist.is_available() and dist.is_initialized()):
         return outcomes
     parts: list[Any] = [None] * dist.get_world_size()
@@ -226,151 +168,143 @@ def gathered(outcomes: list[Outcome]) -> list[Outcome]:
     return [outcome for part in parts for outcome in part]
 
 
-def _record(task: Task) -> None:
-    """Write down what makes the results; refuse a folder where something else made them."""
-    path, subject = task.out / RECORD, task.subject
-    made_by = {
-        "model": subject.digest,
-        "classes": subject.classes,
-        "palette": subject.palette,
-        **asdict(task.manner),
-    }
+def _write_record(task: PredictTask) -> None:
+    """Write predict.json; raise an error if the directory holds results of another model or other options."""
+    path, model = task.out / RECORD, task.model
+    made_by = {"model": model.digest, "classes": model.classes, "palette": model.palette, **asdict(task.options)}
     wanted = json.loads(json.dumps(made_by))
     if path.exists():
         try:
             found = json.loads(path.read_text())["made_by"]
-            other = [name for name in wanted if found[name] != wanted[name]]
+            different = [name for name in wanted if found[name] != wanted[name]]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path}: not a record of predictions; expected what caaseg predict wrote; give another --out"
+                f"{path}: not a record of predictions; expected the file that caaseg predict writes; use another --out"
             ) from error
-        if not other:
+        if not different:
             return
         if any(result.is_file() and result != path and result.name[0] != "." for result in task.out.rglob("*")):
             raise ValueError(
-                f"{path.parent}: holds predictions of another {' and another '.join(other)}; "
-                "give another --out, or remove that folder"
+                f"{path.parent}: has predictions with a different {' and a different '.join(different)}; "
+                "use another --out, or delete that directory"
             )
     remove_stale_temporaries(path)
-    with atomic_write(path) as aside:
-        aside.write_text(json.dumps({"caaseg": caaseg.__version__, "made_by": made_by}, indent=1) + "\n")
+    with atomic_write(path) as file:
+        file.write_text(json.dumps({"caaseg": caaseg.__version__, "made_by": made_by}, indent=1) + "\n")
 
 
-def _outcome(task: Task, predictor: Predictor, picture: InputImage) -> Outcome:
-    path = picture.path
+def _predict_or_explain(task: PredictTask, predictor: Predictor, image: InputImage) -> ImageOutcome:
+    """Return the outcome of an image; errors that concern this image only become its message."""
+    path = image.path
     try:
-        return _there_already(task, picture) or _predicted(task, predictor, picture)
+        return _existing_outcome(task, image) or _predict(task, predictor, image)
     except BadFileError as error:
         message = str(error)
     except OSError as error:
-        if error.errno in OF_ALL:
+        if error.errno in FATAL_WRITE_ERRORS:
             raise
         message = f"{path}: its results cannot be written ({error}); rename the file"
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or is_out_of_memory(error):
-            message = (
-                f"{path}: needs more memory than there is; give a smaller --window, fewer --scales, or --precision bf16"
-            )
+        if is_out_of_memory(error):
+            message = f"{path}: out of memory; use a smaller --window, fewer --scales, or --precision bf16"
         else:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             message = f"{path}: the model failed on it ({reason}); try another --window"
-    return Outcome(image=str(path), message=message)
+    return ImageOutcome(image=str(path), message=message)
 
 
-def _there_already(task: Task, picture: InputImage) -> Outcome | None:
-    """The outcome of a picture that is done: all that is asked for is there, and made from the file as it is."""
-    places = _places(task.out, picture.name)
-    note = _note(places)
+def _existing_outcome(task: PredictTask, image: InputImage) -> ImageOutcome | None:
+    """Return the outcome of an image whose requested results all exist, made from the file as it is; else None."""
+    paths = _output_paths(task.out, image.name)
+    note = _read_note(paths)
     done = (
-        _fingerprint(picture.path).items() <= note.items()
-        and any(path.exists() for path in places.overlays)
-        and (places.probabilities.exists() or not task.probabilities)
+        _fingerprint(image.path).items() <= note.items()
+        and any(path.exists() for path in paths.overlays)
+        and (paths.probabilities.exists() or not task.probabilities)
         and ("grid_disagreement" in note or not task.compare_grids)
     )
     if not done:
         return None
     disagreement = note["grid_disagreement"] if task.compare_grids else None
-    return Outcome(
-        image=str(picture.path), labels=str(places.labels), there_already=True, grid_disagreement=disagreement
+    return ImageOutcome(
+        image=str(image.path), labels=str(paths.labels), there_already=True, grid_disagreement=disagreement
     )
 
 
-def _note(places: "Places") -> dict[str, Any]:
-    """What was noted when a picture's labels were made; nothing where there are none."""
+def _read_note(paths: "OutputPaths") -> dict[str, Any]:
+    """Return the note in a label file; empty if there is none."""
     try:
-        note = json.loads(note_in(places.labels) or "{}")
+        note = json.loads(note_in(paths.labels) or "{}")
     except ValueError:
         return {}
     return note if isinstance(note, dict) else {}
 
 
-def _predicted(task: Task, predictor: Predictor, picture: InputImage) -> Outcome:
-    started = time.perf_counter()
-    places, subject = _places(task.out, picture.name), task.subject
-    note = _fingerprint(picture.path)
-    image = read_image(picture.path, max_pixels=task.max_pixels)
-    size = (image.shape[1], image.shape[2])
+def _predict(task: PredictTask, predictor: Predictor, image: InputImage) -> ImageOutcome:
+    start = time.perf_counter()
+    paths, model = _output_paths(task.out, image.name), task.model
+    note = _fingerprint(image.path)
+    pixels = read_image(image.path, max_pixels=task.max_pixels)
+    size = (pixels.shape[1], pixels.shape[2])
     window = task.window(size)
-    before = _note(places)
-    outdated = [places.labels, *places.overlays]
-    if note.items() <= before.items():  # made from the file as it is: what is not asked for now is kept
+    before = _read_note(paths)
+    outdated = [paths.labels, *paths.overlays]
+    if note.items() <= before.items():  # the file did not change: results that are not requested now stay valid
         note |= before
     if task.probabilities or note != before:
-        outdated.append(places.probabilities)
-    for old in outdated:
-        old.unlink(missing_ok=True)
-    for place in (places.labels, *places.overlays, places.probabilities):
-        remove_stale_temporaries(place)  # the picture is ours alone
+        outdated.append(paths.probabilities)
+    for path in outdated:
+        path.unlink(missing_ok=True)
+    for path in (paths.labels, *paths.overlays, paths.probabilities):
+        remove_stale_temporaries(path)  # safe, because this process holds the image's lock
 
     labels = np.empty(size, dtype=np.uint8)
     with ExitStack() as stack:
-        kept = None
+        file = None
         if task.probabilities:
-            kept = stack.enter_context(ProbabilityFile(places.probabilities, size, subject.num_classes))
-        for rows, columns, scores in blended_parts(predictor, image, window):
+            file = stack.enter_context(ProbabilityFile(paths.probabilities, size, model.num_classes))
+        for rows, columns, scores in predictor.parts(pixels, window):
             labels[rows, columns] = scores.argmax(0).to(torch.uint8).cpu().numpy()
-            if kept is not None:
-                kept.write(rows, columns, scores if task.manner.average == "probabilities" else scores.softmax(0))
+            if file is not None:
+                file.write(rows, columns, scores if task.options.average == "probabilities" else scores.softmax(0))
     disagreement = None
     if task.compare_grids:
-        if is_cut(size, window):
-            disagreement = grid_disagreement(predictor, image, torch.from_numpy(labels), window)
+        if is_tiled(size, window):
+            shifted = labels_from_parts(predictor.parts(pixels, window, shifted=True), size)
+            disagreement = float((shifted.numpy() != labels).mean())
         note["grid_disagreement"] = disagreement
-    save_overlay(image, labels, subject.palette, places.overlays[is_too_long_for_jpeg(size)])
-    save_labels(labels, subject.palette, places.labels, json.dumps(note))
-    return Outcome(
-        image=str(picture.path),
-        labels=str(places.labels),
+    save_overlay(pixels, labels, model.palette, paths.overlays[is_too_long_for_jpeg(size)])
+    save_labels(labels, model.palette, paths.labels, json.dumps(note))
+    return ImageOutcome(
+        image=str(image.path),
+        labels=str(paths.labels),
         size=size,
-        windowed=is_cut(size, window),
+        windowed=is_tiled(size, window),
         grid_disagreement=disagreement,
-        seconds=time.perf_counter() - started,
+        seconds=time.perf_counter() - start,
     )
 
 
-class Places(NamedTuple):
-    """Where the results of a picture go."""
+class OutputPaths(NamedTuple):
+    """Result files of an image."""
 
     labels: Path
-    overlays: tuple[Path, Path]  # one of them: JPEG, or PNG where that is too small
+    overlays: tuple[Path, Path]  # JPEG, or PNG if a side is too long for JPEG
     probabilities: Path
 
 
-def _places(out: Path, name: Path) -> Places:
-    labels, overlays, probabilities = (out / folder / name for folder in FOLDERS)
-    return Places(
-        _ending(labels, ".png"),
-        (_ending(overlays, ".jpg"), _ending(overlays, ".png")),
-        _ending(probabilities, ".npy"),
-    )
+def _output_paths(out: Path, name: Path) -> OutputPaths:
+    def path(directory: str, suffix: str) -> Path:
+        parent = out / directory / name
+        return parent.with_name(parent.name + suffix)  # not with_suffix: names may contain dots
 
-
-def _ending(path: Path, ending: str) -> Path:
-    return path.with_name(path.name + ending)  # not with_suffix: dots in a name are no endings
+    labels, overlays, probabilities = OUTPUT_DIRECTORIES
+    overlay_paths = (path(overlays, ".jpg"), path(overlays, ".png"))
+    return OutputPaths(path(labels, ".png"), overlay_paths, path(probabilities, ".npy"))
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
-    """What tells a file from what it was before, and from another of its name."""
+    """Return the size and modification time of a file, to detect that it changed."""
     try:
         status = path.stat()
     except OSError as error:

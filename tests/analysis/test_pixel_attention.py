@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import caaseg
-from caaseg.analysis.pixel_attention import AxialView, attend, attention_block, axial_reach, cell_of
+from caaseg.analysis.pixel_attention import AxialView, attend, axial_reach, cell_of
 from caaseg.attention import axial_attention
 from caaseg.attention.axial import column_weights, row_weights
 from caaseg.models.predictor import Predictor
@@ -51,7 +51,7 @@ def test_reach_and_gates_are_what_the_model_itself_did(head: str) -> None:
     assert looked is not None
     assert looked.cell == (6, 2)
 
-    block = attention_block(model)
+    block = model.head.attention_block()
     assert block is not None
     given: list[torch.Tensor] = []
     projected: list[torch.Tensor] = []
@@ -90,7 +90,7 @@ def test_the_prediction_is_the_predictors_and_other_pixels_look_elsewhere() -> N
     assert first is not None
     assert second is not None
     assert not torch.equal(first.reach, second.reach)
-    assert not list(attention_block(model)._forward_pre_hooks)  # type: ignore[union-attr]
+    assert not list(model.head.attention_block()._forward_pre_hooks)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("head", ["fcn", "danet"])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import caaseg
-from caaseg.analysis.views import VIEWS, Flatness, Views, check_studied, flattened, gates_of
+from caaseg.analysis.views import Flatness, Views, check_studied, flattened, gates_of
 from caaseg.attention import ChannelizedAxialAttention
 from caaseg.attention.axial import column_weights, row_weights
 from caaseg.data.transforms import normalize
@@ -83,9 +83,9 @@ def test_the_last_view_of_caa_is_the_model_and_the_others_are_not(decoder: bool)
     views = Views(model)
     *others, whole = Predictor(views).scores(images).chunk(len(views.names), dim=1)
     torch.testing.assert_close(whole, Predictor(model).scores(images))
-    assert len(others) == len(VIEWS["caa"]) - 1
+    assert len(others) == len(model.head.views) - 1
     for number, other in enumerate(others):
-        assert (other - whole).abs().max() > 1e-4, VIEWS["caa"][number]
+        assert (other - whole).abs().max() > 1e-4, model.head.views[number]
     torch.testing.assert_close(Predictor(model).scores(images), whole)  # nothing of the study stays in the model
 
 
@@ -105,4 +105,4 @@ def test_gates_of_an_image_are_those_of_the_block() -> None:
 @pytest.mark.parametrize("head", ["fcn", "axial", "self_attention", "channelized_self_attention"])
 def test_a_head_with_nothing_to_study_is_refused(head: str) -> None:
     with pytest.raises(ValueError, match=rf"head is {head}, .* expected danet, axial_se \(branches\) or caa \(gates\)"):
-        check_studied(head)
+        check_studied(build(head))

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from caaseg.config import OutputStride
-from caaseg.models.backbones import Backbone
+from caaseg.models.backbones import TimmBackbone
 from caaseg.models.weights import load_backbone_weights
 
 LARGE = {
@@ -29,7 +29,7 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride: OutputStride) -> None:
     with torch.device("meta"):
-        backbone = Backbone(name, output_stride=stride, with_fine=True)
+        backbone = TimmBackbone(name, output_stride=stride, with_fine=True)
         coarse, fine = backbone(torch.empty(1, 3, 513, 513))
     cells = {8: 65, 16: 33}[stride]
     assert coarse.shape == (1, LARGE[name], cells, cells)
@@ -41,7 +41,9 @@ def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride:
 @pytest.mark.parametrize("stride", [8, 16])
 def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: OutputStride) -> None:
     with torch.device("meta"):
-        backbone = Backbone("resnet101", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True)
+        backbone = TimmBackbone(
+            "resnet101", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True
+        )
         coarse, fine = backbone(torch.empty(1, 3, 513, 513))
     net = backbone.net
     assert [m.out_channels for m in net.conv1 if isinstance(m, nn.Conv2d)] == [64, 64, 128]
@@ -58,7 +60,7 @@ def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: 
 
 
 def test_the_authors_variant_runs_and_learns() -> None:
-    backbone = Backbone("resnet18", output_stride=8, variant="authors")
+    backbone = TimmBackbone("resnet18", output_stride=8, variant="authors")
     coarse, fine = backbone(torch.randn(2, 3, 33, 41))
     assert coarse.shape == (2, 512, 5, 6)
     assert fine is None
@@ -67,8 +69,8 @@ def test_the_authors_variant_runs_and_learns() -> None:
 
 
 def test_multi_grid_multiplies_the_dilation_of_the_last_stage() -> None:
-    plain = Backbone("resnet50", output_stride=16)
-    gridded = Backbone("resnet50", output_stride=16, multi_grid=(1, 2, 4))
+    plain = TimmBackbone("resnet50", output_stride=16)
+    gridded = TimmBackbone("resnet50", output_stride=16, multi_grid=(1, 2, 4))
     rates = [block.conv2.dilation[0] for block in plain.net.layer4]
     assert [block.conv2.dilation[0] for block in gridded.net.layer4] == [rates[0], 2 * rates[1], 4 * rates[2]]
     assert gridded(torch.randn(1, 3, 65, 65)).coarse.shape == (1, 2048, 5, 5)
@@ -85,10 +87,10 @@ STAGED = {
 @pytest.mark.parametrize("name", STAGED)
 def test_a_backbone_ends_with_a_stage_and_the_rest_is_not_there(name: str) -> None:
     with torch.device("meta"):
-        whole = Backbone(name, output_stride=8)
+        whole = TimmBackbone(name, output_stride=8)
         for stages, channels in STAGED[name].items():
             for stride in (8, 16) if stages > 2 else (8,):
-                backbone = Backbone(name, output_stride=stride, stages=stages, with_fine=True)
+                backbone = TimmBackbone(name, output_stride=stride, stages=stages, with_fine=True)
                 coarse, fine = backbone(torch.empty(2, 3, 64, 96))
                 assert coarse.shape == (2, channels, 64 // stride, 96 // stride)
                 assert backbone.coarse_channels == channels
@@ -102,7 +104,7 @@ def test_a_backbone_ends_with_a_stage_and_the_rest_is_not_there(name: str) -> No
 
 
 def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
-    whole, part = Backbone("resnet18", output_stride=16), Backbone("resnet18", output_stride=16, stages=3)
+    whole, part = TimmBackbone("resnet18", output_stride=16), TimmBackbone("resnet18", output_stride=16, stages=3)
     assert sum(weight.numel() for weight in part.parameters()) == 2_782_784
     part.load_state_dict({name: tensor for name, tensor in whole.state_dict().items() if "layer4" not in name})
     images = torch.randn(2, 3, 65, 49)
@@ -114,44 +116,44 @@ def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
     [
         (
             {"name": "resnet18", "stages": 2},
-            "backbone resnet18 with stages=2 cannot give features of stride 16; strides it can give: 8",
+            "backbone resnet18 with stages=2 does not support output stride 16; it supports 8",
         ),
         (
             {"name": "resnet18", "stages": 1},
-            "backbone resnet18 with stages=1 cannot give features of stride 16; it gives none of 8, 16 and 32",
+            "backbone resnet18 with stages=1 does not support output stride 16; it supports none of 8, 16 and 32",
         ),
         (
             {"name": "resnet18", "stages": 5},
-            "stages is 5, but backbone resnet18 has 4; give fewer, or none for all",
+            "stages is 5, but backbone resnet18 has 4; use fewer, or none for all",
         ),
         (
             {"name": "xception41", "stages": 3},
-            "stages is 3, but backbone xception41 cannot be ended between stages; use all of it, or one that can",
+            "stages is 3, but backbone xception41 cannot be truncated; leave stages out, or use",
         ),
         (
             {"name": "resnet50", "stages": 3, "multi_grid": (1, 2, 4)},
-            "multi_grid is (1, 2, 4), for the last stage of resnet50, which stages=3 leaves out; leave out one",
+            "multi_grid is (1, 2, 4), for the last stage of resnet50, which stages=3 does not build; leave out one",
         ),
         ({"name": "resnet5"}, "backbone 'resnet5' is not a timm model; did you mean resnet50"),
-        ({"name": "vgg11"}, "backbone vgg11 cannot give features of stride 16; strides it can give: 32"),
+        ({"name": "vgg11"}, "backbone vgg11 does not support output stride 16; it supports 32"),
         (
             {"name": "swin_tiny_patch4_window7_224"},
-            "backbone swin_tiny_patch4_window7_224 cannot give features of stride 16; it gives none of 8, 16 and 32",
+            "backbone swin_tiny_patch4_window7_224 does not support output stride 16; it supports none of 8, 16 and 32",
         ),
         (
             {"name": "test_efficientnet", "multi_grid": (1, 2, 4)},
-            "backbone test_efficientnet is not a plain ResNet, but multi_grid is a change of those; leave it out",
+            "backbone test_efficientnet is not a plain ResNet, which multi_grid needs; leave it out",
         ),
         (
             {"name": "resnet18", "multi_grid": (1, 2, 4)},
-            "multi_grid has 3 factors, (1, 2, 4), but the last stage of resnet18 has 2 blocks; give one factor a block",
+            "multi_grid has 3 factors, (1, 2, 4), but the last stage of resnet18 has 2 blocks; expected one",
         ),
         (
             {"name": "mobilenetv2_100", "variant": "authors"},
-            "is not a plain ResNet, but the authors' variant is a change",
+            "is not a plain ResNet, which the authors' variant needs",
         ),
-        ({"name": "resnet50d", "variant": "authors"}, "is not a plain ResNet, but the authors' variant is a change"),
-        ({"name": "res2net50_26w_4s", "variant": "authors"}, "is not a plain ResNet, but the authors' variant is a"),
+        ({"name": "resnet50d", "variant": "authors"}, "is not a plain ResNet, which the authors' variant needs"),
+        ({"name": "res2net50_26w_4s", "variant": "authors"}, "is not a plain ResNet, which the authors' variant needs"),
         (
             {"name": "resnet18", "variant": "authors", "hub_weights": True},
             "backbone resnet18: no ImageNet weights are published for the authors' variant",
@@ -160,19 +162,19 @@ def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
 )
 def test_what_a_backbone_cannot_do_is_said_with_what_it_can(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        Backbone(**options, output_stride=16)
+        TimmBackbone(**options, output_stride=16)
 
 
 def test_an_unreachable_hub_becomes_one_message(tmp_path: Path) -> None:
     code = (
-        "from caaseg.models.backbones import Backbone\n"
-        "try: Backbone('resnet18', output_stride=16, hub_weights=True)\n"
+        "from caaseg.models.backbones import TimmBackbone\n"
+        "try: TimmBackbone('resnet18', output_stride=16, hub_weights=True)\n"
         "except ValueError as error: print(error)"
     )
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline)
-    assert result.stdout.startswith("backbone resnet18: its ImageNet weights could not be fetched from the hub (")
-    assert "go on without them (pretrained=False), or give a file you have (pretrained=PATH" in result.stdout
+    assert result.stdout.startswith("backbone resnet18: its ImageNet weights could not be downloaded from the hub (")
+    assert "use pretrained=False, or a file that you have: pretrained=PATH" in result.stdout
     assert len(result.stdout.splitlines()) == 1
 
 
@@ -194,7 +196,7 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(
         torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, path)
     else:
         save_file(state, path)
-    backbone = Backbone(name, output_stride=16, stages=stages)
+    backbone = TimmBackbone(name, output_stride=16, stages=stages)
     load_backbone_weights(backbone, path)
     ours = backbone.net.state_dict()
     compared = 0
@@ -208,20 +210,20 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(
 
 @pytest.mark.parametrize(("name", "last"), [("resnet18", "layer4."), ("convnext_atto", "stages_3.")])
 def test_the_file_may_be_of_a_backbone_with_or_without_the_unused_stages(name: str, last: str, tmp_path: Path) -> None:
-    whole = dict(Backbone(name, output_stride=16).net.state_dict())  # timm's naming of features
+    whole = dict(TimmBackbone(name, output_stride=16).net.state_dict())  # timm's naming of features
     used = {key: tensor for key, tensor in whole.items() if not key.startswith(last)}
     assert len(used) < len(whole)
     for state in (whole, used):
         save_file(state, tmp_path / "w.safetensors")
-        backbone = Backbone(name, output_stride=16, stages=3)
+        backbone = TimmBackbone(name, output_stride=16, stages=3)
         load_backbone_weights(backbone, tmp_path / "w.safetensors")
         assert all(torch.equal(tensor, used[key]) for key, tensor in backbone.net.state_dict().items())
     with pytest.raises(ValueError, match=f"the weights do not fit the model; .* missing: {re.escape(last)}"):
-        load_backbone_weights(Backbone(name, output_stride=16), tmp_path / "w.safetensors")
+        load_backbone_weights(TimmBackbone(name, output_stride=16), tmp_path / "w.safetensors")
 
 
 def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path) -> None:
-    backbone = Backbone("resnet18", output_stride=16)
+    backbone = TimmBackbone("resnet18", output_stride=16)
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     state = dict(backbone.net.state_dict())
     del state["layer1.0.conv1.weight"]
@@ -239,6 +241,6 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path
 
 
 def test_standard_weights_do_not_fit_the_authors_variant_and_all_leftovers_are_listed(tmp_path: Path) -> None:
-    save_file(dict(Backbone("resnet18", output_stride=16).net.state_dict()), tmp_path / "w.safetensors")
+    save_file(dict(TimmBackbone("resnet18", output_stride=16).net.state_dict()), tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match=r"not in the model: conv1\.weight"):
-        load_backbone_weights(Backbone("resnet18", output_stride=16, variant="authors"), tmp_path / "w.safetensors")
+        load_backbone_weights(TimmBackbone("resnet18", output_stride=16, variant="authors"), tmp_path / "w.safetensors")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import caaseg
-from caaseg.models.cuda_graphs import MOST_SIZES, CapturedModel, recorded
+from caaseg.models.cuda_graphs import MAX_SIZES, CapturedModel, capture_coarse
 from caaseg.models.folding import fold_batch_norm
-from caaseg.models.segmenter import Prediction, resized
+from caaseg.models.segmenter import Prediction, resize_prediction
 
 SMALL = {"backbone": "test_resnet", "num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -26,7 +26,7 @@ def test_on_a_cpu_it_is_the_model() -> None:
 
 def test_what_is_resized_to_the_size_it_has_is_a_copy() -> None:
     coarse = Prediction(torch.randn(1, 4, 5, 6), torch.randn(1, 4, 5, 6), {"channel": torch.randn(1, 4, 5, 6)})
-    given = resized(coarse, (5, 6))
+    given = resize_prediction(coarse, (5, 6))
     expected = [tensor.clone() for tensor in (coarse.logits, coarse.branches["channel"])]
     for tensor in (coarse.logits, coarse.aux, coarse.branches["channel"]):
         assert tensor is not None
@@ -49,8 +49,8 @@ def test_replays_are_the_model_s_numbers(autocast: bool) -> None:
                 images = torch.randn(size, device="cuda").contiguous(memory_format=torch.channels_last)
                 kept.append((replayed(images), model(images)))
     torch.testing.assert_close([found for found, _ in kept], [expected for _, expected in kept])
-    assert len(replayed._calls) == len(sizes)
-    assert all(replayed._calls.values())
+    assert len(replayed._captures) == len(sizes)
+    assert all(replayed._captures.values())
 
 
 @needs_gpu
@@ -74,10 +74,10 @@ def test_where_there_are_many_sizes_the_rest_runs_as_ever() -> None:
     replayed = CapturedModel(model)
     with torch.inference_mode():
         for _ in range(3):
-            for width in range(32, 32 + MOST_SIZES + 4):
+            for width in range(32, 32 + MAX_SIZES + 4):
                 images = torch.randn(1, 3, 32, width, device="cuda")
                 torch.testing.assert_close(replayed(images), model(images))
-    assert len(replayed._calls) == MOST_SIZES
+    assert len(replayed._captures) == MAX_SIZES
 
 
 @needs_gpu
@@ -88,7 +88,7 @@ def test_gradients_are_the_model_s() -> None:
     for _ in range(3):
         replayed(images).logits.sum().backward()
     assert model.classifier.weight.grad is not None
-    assert not replayed._calls
+    assert not replayed._captures
 
 
 @contextmanager
@@ -132,8 +132,8 @@ def test_another_thread_may_pin_memory_while_it_is_recorded() -> None:
                 expected = model(images).logits
                 for _ in range(3):
                     found = replayed(images).logits
-            assert all(replayed._calls.values())
+            assert all(replayed._captures.values())
             torch.testing.assert_close(found, expected)
-            step = recorded(model.train(), images, nullcontext)
+            step = capture_coarse(model.train(), images, nullcontext)
             step(images).logits.sum().backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -54,7 +54,7 @@ def build(head: str, backbone: str, **options: Any) -> caaseg.Segmenter:
 
 def familiar() -> torch.Tensor:
     """The pictures that statistics and the size of logits are taken of."""
-    return export.pictures(32, 160, 160, torch.Generator().manual_seed(1))
+    return export.scene_images(32, 160, 160, torch.Generator().manual_seed(1))
 
 
 def normalized(model: caaseg.Segmenter, images: torch.Tensor) -> torch.Tensor:
@@ -68,7 +68,7 @@ def assert_agrees(run: Any, model: caaseg.Segmenter, smallest: int = 1) -> None:
     given = [familiar()]
     for _ in range(10):
         batch, (height, width) = int(torch.randint(1, 4, ())), torch.randint(smallest, 200, (2,)).tolist()
-        given.append(export.pictures(batch, height, width, rng))
+        given.append(export.scene_images(batch, height, width, rng))
     largest = 0.0
     for images in given:
         with torch.no_grad():
@@ -133,7 +133,7 @@ def test_onnx_agrees_with_a_caa_on_a_large_efficientnet_as_far_as_float32_goes(t
     """Not to 1e-3: drawn weights are badly conditioned, and float32 itself is as far off. Trained ones are not."""
     model = build("caa", "efficientnet_b0", output_stride=8, channels=64, key_channels=16)
     check = export.export_model(model, tmp_path / "model.onnx")
-    assert check.difference < max(1e-3, export.ROUNDINGS * check.rounding)
+    assert check.difference < max(1e-3, export.MAX_ROUNDING_FACTOR * check.rounding)
     assert check.rounding < 0.01 * check.largest_logit  # it does say something
 
 
@@ -192,9 +192,9 @@ def test_predict_runs_the_file_as_it_runs_the_model(saved: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--output-stride", "8"], "m.onnx: what it computes was fixed when it was exported; leave --output-stride"),
-        (["--precision", "bf16"], "m.onnx: what it computes was fixed when it was exported; leave --precision bf16"),
-        (["--compiled"], "m.onnx: what it computes was fixed when it was exported; leave --compiled"),
+        (["--output-stride", "8"], "m.onnx: --output-stride does not apply to an exported model; leave it out"),
+        (["--precision", "bf16"], "m.onnx: --precision bf16 does not apply to an exported model; leave it out"),
+        (["--compiled"], "m.onnx: --compiled does not apply to an exported model; leave it out"),
     ],
 )
 def test_what_was_fixed_cannot_be_asked_for(
@@ -209,18 +209,18 @@ def test_files_that_are_no_exported_model_are_refused(saved: Path, tmp_path: Pat
     with pytest.raises(ValueError, match=r"m\.onnx: no such file; expected a model that caaseg export wrote"):
         OnnxModel(path)
     path.write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match=r"m\.onnx: not a model that onnxruntime can read"):
+    with pytest.raises(ValueError, match=r"m\.onnx: onnxruntime cannot read it"):
         OnnxModel(path)
     proto = onnx.load(saved / "m.onnx")
     for value in ("{}", "[]", "nothing", '{"num_classes": 4, "classes": ["a"], "palette": null}'):
         del proto.metadata_props[:]
         onnx.helper.set_model_props(proto, {"caaseg": value})
         onnx.save(proto, path)
-        with pytest.raises(ValueError, match=r"m\.onnx: an ONNX model, but not described as caaseg export does"):
+        with pytest.raises(ValueError, match=r"m\.onnx: an ONNX model without the metadata of caaseg export"):
             OnnxModel(path)
     del proto.metadata_props[:]
     onnx.save(proto, path)
-    with pytest.raises(ValueError, match=r"m\.onnx: an ONNX model, but not described as caaseg export does"):
+    with pytest.raises(ValueError, match=r"m\.onnx: an ONNX model without the metadata of caaseg export"):
         OnnxModel(path)
 
 
@@ -233,8 +233,8 @@ def test_files_that_are_no_exported_model_are_refused(saved: Path, tmp_path: Pat
         pytest.param("resnet18", 1.0, marks=pytest.mark.slow),
     ],
 )
-def test_a_torch_program_agrees_with_the_model(backbone: str, enlarge: float, tmp_path: Path) -> None:
-    model = build("caa", backbone, input_upsampling=enlarge)
+def test_a_torch_program_agrees_with_the_model(backbone: str, input_upsampling: float, tmp_path: Path) -> None:
+    model = build("caa", backbone, input_upsampling=input_upsampling)
     check = export.export_model(model, tmp_path / "m.pt2", "torch")
     assert check.difference < 1e-5
     extra = {"caaseg.json": ""}
@@ -248,7 +248,7 @@ def test_a_file_that_disagrees_is_not_left_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     build("fcn", "test_efficientnet").save_pretrained(tmp_path / "model")
-    for name in ("TOLERANCE", "ROUNDINGS"):
+    for name in ("TOLERANCE", "MAX_ROUNDING_FACTOR"):
         monkeypatch.setattr(export, name, -1.0)  # which nothing meets
     assert main(["export", str(tmp_path / "model"), "--out", str(tmp_path / "m.pt2"), "--format", "torch"]) == 2
     captured = capsys.readouterr()
@@ -265,11 +265,11 @@ def test_a_network_that_multiplies_rounding_is_exported_all_the_same(tmp_path: P
     check = export.export_model(model, tmp_path / "m.onnx")
     assert check.largest_logit > 1e5
     assert check.rounding > 1e-3
-    assert check.difference < export.ROUNDINGS * check.rounding
+    assert check.difference < export.MAX_ROUNDING_FACTOR * check.rounding
     with torch.no_grad():
         model.classifier.weight[0, 0] *= 1.01
-    with pytest.raises(ValueError, match=r"times the .* that are rounding; report this as a bug"):
-        export._checked(export.Deployed(model), OnnxModel(tmp_path / "m.onnx"), 17, Path("m.onnx"))
+    with pytest.raises(ValueError, match=r"times the rounding error of .*; report this as a bug"):
+        export.check_export(export.Deployed(model), OnnxModel(tmp_path / "m.onnx"), 17, Path("m.onnx"))
 
 
 def test_a_wrong_layer_is_noticed(saved: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_wrong_layer_is_noticed(saved: Path) -> None:
     with torch.no_grad():
         other.model.head.entry[1].running_mean += 0.05  # type: ignore[index, union-attr]
     with pytest.raises(ValueError, match="its logits differ from the model's"):
-        export._checked(export.Deployed(model), other, 17, Path("m.onnx"))
+        export.check_export(export.Deployed(model), other, 17, Path("m.onnx"))
 
 
 def test_the_ending_says_the_format(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -298,6 +298,6 @@ def test_what_to_install_is_said(
         monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
         assert main(words) == 2
         error = capsys.readouterr().err
-        assert f"needs {missing}, which is not here; install it with: pip install 'caaseg[export]'" in error
+        assert f"needs {missing}, which is not installed; install it with: pip install 'caaseg[export]'" in error
         assert error.count("\n") == 1
         assert list(tmp_path.iterdir()) == []

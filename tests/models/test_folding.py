@@ -87,7 +87,7 @@ def test_a_large_convolution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPat
     served, images = fold_batch_norm(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
     with torch.no_grad():
         expected = served(images).logits
-        monkeypatch.setattr(folding, "CACHED", 700)  # so that most are more than that
+        monkeypatch.setattr(folding, "CACHED_WEIGHTS", 700)  # so that most are more than that
         torch.testing.assert_close(served(images).logits, expected)
 
 

@@ -7,20 +7,23 @@ import torch
 from torch import Tensor, cat, nn
 
 from caaseg.attention import ChannelizedAxialAttention
-from caaseg.models.heads import AttentionHead
+from caaseg.config import Architecture
+from caaseg.models.heads.axial import CAAHead
 from tests.attention.test_golden import load, nchw, parameters, projections, torch_layout
 
 
 def test_the_head_gives_the_authors_numbers() -> None:
     stored = load("caa_head.npz")
-    block = ChannelizedAxialAttention(
-        int(stored["filters"]),
+    config = Architecture(
+        head="caa",
+        channels=int(stored["filters"]),
         key_channels=int(stored["guided_filters"]),
-        value_channels=int(stored["filters"]),
         gate_layers=int(stored["hidden_layers_count"]),
         gate_width=int(int(stored["filters"]) * float(stored["hidden_layer_ratio"])),
     )
-    head = AttentionHead(stored["input"].shape[-1], block, channels=int(stored["filters"])).eval()
+    head = CAAHead(stored["input"].shape[-1], config).eval()
+    block = head.block
+    assert isinstance(block, ChannelizedAxialAttention)
     named = parameters(block)
     units: dict[str, nn.Module] = {
         **projections(block),

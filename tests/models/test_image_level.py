@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from caaseg.models.heads import AttentionHead
-from caaseg.models.image_level import ImageBiasedConvolution, mean_over_image
+from caaseg.config import Architecture
+from caaseg.models.heads.base import AttentionHead, ImageBiasedConvolution, mean_over_image
 
 
 def test_it_is_the_convolution_of_joined_maps() -> None:
@@ -50,8 +50,13 @@ class Layouts(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
 
+class IdentityHead(AttentionHead):
+    def build_block(self, config: Architecture) -> nn.Module:
+        return nn.Identity()
+
+
 def test_the_frame_of_a_head_keeps_maps_channels_last_forward_and_back() -> None:
-    head = AttentionHead(24, nn.Identity(), channels=16).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    head = IdentityHead(24, Architecture(channels=16)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     features, cotangent = (
         torch.randn(2, c, 9, 11).contiguous(memory_format=torch.channels_last) for c in (24, head.out_channels)
     )

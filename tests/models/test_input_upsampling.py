@@ -1,4 +1,4 @@
-"""A model that enlarges what it sees: as if it were given larger images, but for the size of what it says."""
+"""A model with input upsampling equals the model on larger images, with logits at the original size."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ from caaseg.training.losses import CrossEntropy
 SMALL: dict[str, Any] = {"backbone": "test_resnet", "channels": 8, "key_channels": 4, "gate_width": 8, "num_classes": 5}
 
 
-def pair(head: str, enlarge: float, **options: Any) -> tuple[caaseg.Segmenter, caaseg.Segmenter]:
-    """A model that enlarges, and one of the same weights that does not."""
+def pair(head: str, input_upsampling: float, **options: Any) -> tuple[caaseg.Segmenter, caaseg.Segmenter]:
+    """Return a model with input upsampling, and one with the same weights without."""
     torch.manual_seed(0)
     plain = caaseg.create_model(head, **SMALL, **options)
     plain(torch.randn(4, 3, 65, 65))  # batch norm statistics that are not the initial ones
-    model = caaseg.create_model(head, input_upsampling=enlarge, **SMALL, **options)
+    model = caaseg.create_model(head, input_upsampling=input_upsampling, **SMALL, **options)
     model.load_state_dict(plain.state_dict())
     return model.eval(), plain.eval()
 
@@ -41,10 +41,10 @@ def test_steps_between_pixels_are_lengthened(side: int, factor: float, expected:
 
 @pytest.mark.parametrize("input_upsampling", [1.0, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("head", ["caa", "danet"])
-def test_it_is_the_model_on_larger_images(head: str, enlarge: float) -> None:
-    model, plain = pair(head, enlarge, aux=True, decoder=True)
+def test_it_is_the_model_on_larger_images(head: str, input_upsampling: float) -> None:
+    model, plain = pair(head, input_upsampling, aux=True, decoder=True)
     images = torch.randn(2, 3, 41, 34)
-    larger = resize(images, [upsampled_side(side, enlarge) for side in (41, 34)])
+    larger = resize(images, [upsampled_side(side, input_upsampling) for side in (41, 34)])
     with torch.no_grad():
         found, expected = model(images), plain.coarse(larger)
     assert found.logits.shape == (2, 5, 41, 34)
@@ -55,7 +55,7 @@ def test_it_is_the_model_on_larger_images(head: str, enlarge: float) -> None:
     for name, branch in expected.branches.items():
         torch.testing.assert_close(found.branches[name], resize(branch, (41, 34)))
     with torch.no_grad():
-        assert torch.equal(found.logits, plain(images).logits) == (enlarge == 1)
+        assert torch.equal(found.logits, plain(images).logits) == (input_upsampling == 1)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 50), (33, 40), (64, 65)])
@@ -68,7 +68,7 @@ def test_coarse_logits_are_at_most_of_the_images_size_and_the_loss_takes_them(si
     torch.testing.assert_close(CrossEntropy()(coarse, labels), expected)
 
 
-def test_another_output_stride_enlarges_the_same() -> None:
+def test_another_output_stride_upsamples_the_same() -> None:
     model, plain = pair("fcn", 2.0)
     images = torch.randn(1, 3, 33, 33)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_another_output_stride_enlarges_the_same() -> None:
         torch.testing.assert_close(with_output_stride(model, 8)(images).logits, expected)
 
 
-def test_windows_and_branches_are_seen_enlarged_too() -> None:
+def test_windows_and_branches_are_upsampled_too() -> None:
     model, _ = pair("danet", 2.0)
     image = torch.randint(0, 256, (1, 3, 60, 80), dtype=torch.uint8)
     scores = Predictor(model, window=(32, 48)).scores(image)

@@ -1,16 +1,13 @@
-"""Inference against its definition written out slowly; every kind of picture; every size."""
+"""The predictor against its definition written as a slow loop; every kind of input; every size."""
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
@@ -18,27 +15,20 @@ from torch.nn.functional import interpolate
 
 import caaseg
 from caaseg.data.transforms import normalize
-from caaseg.models.predictor import Average, scaled, windows_of
+from caaseg.models.predictor import Average, scaled
+from caaseg.models.windows import window_spans
+from tests.small_models import pointwise_model, random_images, small_model, with_statistics
 
 SIZES = [(1, 1), (1, 40), (7, 3), (33, 65), (50, 51), (64, 48)]
 SCALES = (0.5, 0.75, 1.0, 1.25)
 
 
-def attention_model(num_classes: int = 5) -> caaseg.Segmenter:
-    torch.manual_seed(0)
-    small: dict[str, Any] = {"channels": 16, "key_channels": 4, "gate_width": 8}
-    model = caaseg.create_model("caa", backbone="test_resnet", num_classes=num_classes, aux=True, **small)
-    model(torch.randn(2, 3, 33, 33))  # batch norm statistics that are not the initial ones
-    return model.eval()
-
-
-def pointwise_model(num_classes: int = 5) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Conv2d(3, num_classes, 1)
+def attention_model() -> caaseg.Segmenter:
+    return with_statistics(small_model(aux=True))
 
 
 class Wide(nn.Module):
-    """Sees as far as the picture goes: the picture's mean is part of every pixel's logits."""
+    """Logits that depend on the mean of the whole input; records input shapes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,10 +39,6 @@ class Wide(nn.Module):
         return images + images.mean((2, 3), keepdim=True)
 
 
-def pictures(*size: int, seed: int = 0) -> Tensor:
-    return torch.randint(0, 256, (*size[:-2], 3, *size[-2:]), generator=torch.Generator().manual_seed(seed)).byte()
-
-
 def normalized(model: nn.Module, images: Tensor) -> Tensor:
     if isinstance(model, caaseg.Segmenter):
         return normalize(images, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # what test_resnet is made for
@@ -60,18 +46,18 @@ def normalized(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def slow_scores(model: nn.Module, images: Tensor, scales: Sequence[float], flip: bool, average: Average) -> Tensor:
-    """One picture, one scale and one direction at a time."""
+    """One image, one scale and one direction at a time."""
     height, width = images.shape[2:]
     collected = []
     for scale in scales:
         size = [scaled(height, scale), scaled(width, scale)]
-        for mirrored in (False, True) if flip else (False,):
+        for flipped in (False, True) if flip else (False,):
             view = interpolate(normalized(model, images), size, mode="bilinear", align_corners=True)
             with torch.no_grad():
-                output = model(view.flip(3) if mirrored else view)
+                output = model(view.flip(3) if flipped else view)
             scores = output if isinstance(output, Tensor) else output.logits
             scores = scores.softmax(1) if average == "probabilities" else scores
-            scores = scores.flip(3) if mirrored else scores
+            scores = scores.flip(3) if flipped else scores
             collected.append(interpolate(scores, (height, width), mode="bilinear", align_corners=True))
     return torch.stack(collected).mean(0)
 
@@ -82,7 +68,7 @@ def slow_scores(model: nn.Module, images: Tensor, scales: Sequence[float], flip:
 def test_scales_and_flip_are_the_mean_written_out(build: Callable[[], nn.Module], flip: bool, average: Average) -> None:
     model = build()
     for size in SIZES:
-        images = pictures(2, *size)
+        images = random_images(2, *size)
         predictor = caaseg.Predictor(model, scales=SCALES, flip=flip, average=average)
         expected = slow_scores(model, images, SCALES, flip, average)
         torch.testing.assert_close(predictor.scores(images), expected, rtol=1e-5, atol=1e-5)
@@ -92,56 +78,40 @@ def test_scales_and_flip_are_the_mean_written_out(build: Callable[[], nn.Module]
 def test_windows_equal_the_whole_for_a_pointwise_model(window: tuple[int, int]) -> None:
     model = pointwise_model()
     for size in SIZES:
-        images = pictures(1, *size)
-        whole = caaseg.Predictor(model, scales=(0.75, 1.0), flip=True).scores(images)
-        parts = caaseg.Predictor(model, scales=(0.75, 1.0), flip=True, window=window).scores(images)
+        images = random_images(1, *size)
+        whole = caaseg.Predictor(model, flip=True).scores(images)
+        parts = caaseg.Predictor(model, flip=True, window=window).scores(images)
         torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5)
 
 
-lengths = st.integers(1, 90)
+@pytest.mark.parametrize("flip", [False, True])
+def test_each_window_is_predicted_with_all_scales_and_flips(flip: bool) -> None:
+    model, images = attention_model(), random_images(1, 50, 51)
+    expected = torch.zeros(1, 5, 50, 51)
+    for row in window_spans(50, 24, 1 / 3):
+        for column in window_spans(51, 33, 1 / 3):
+            weights = (row.weights[:, None] * column.weights).float()
+            window = images[..., row.pixels, column.pixels]
+            expected[..., row.pixels, column.pixels] += weights * slow_scores(model, window, SCALES, flip, "logits")
+    predictor = caaseg.Predictor(model, scales=SCALES, flip=flip, window=(24, 33))
+    torch.testing.assert_close(predictor.scores(images), expected, rtol=1e-5, atol=1e-5)
 
 
-@given(
-    size=st.tuples(lengths, lengths),
-    window=st.tuples(lengths, lengths),
-    overlap=st.one_of(st.floats(0, 0.95), st.just(1 / 3)),
-)
-def test_blending_weights_sum_to_one_everywhere(size: tuple[int, int], window: tuple[int, int], overlap: float) -> None:
-    total = torch.zeros(size)
-    for piece in windows_of(0, size, window, overlap):
-        assert piece.size == (min(size[0], window[0]), min(size[1], window[1]))
-        assert (piece.weights > 0).all()
-        total[piece.rows, piece.columns] += piece.weights
-    torch.testing.assert_close(total, torch.ones(size), rtol=0, atol=1e-6)
-
-
-def test_neighbouring_windows_overlap_by_at_least_the_share_asked_for() -> None:
-    pieces = list(windows_of(0, (40, 100), (40, 30), 1 / 3))
-    lefts = [piece.columns.start for piece in pieces]
-    assert (lefts[0], pieces[-1].columns.stop) == (0, 100)
-    assert all(0 < after - before <= 20 for before, after in pairwise(lefts))
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_windows_of_an_attention_model_blend_to_the_written_out_mean(size: tuple[int, int]) -> None:
-    model, images = attention_model(), pictures(1, *size)
-    expected = torch.zeros(1, 5, *size)
-    with torch.no_grad():
-        for piece in windows_of(0, size, (24, 32), 0.5):
-            part = model(normalized(model, images)[..., piece.rows, piece.columns]).logits
-            expected[..., piece.rows, piece.columns] += piece.weights * part
-    ours = caaseg.Predictor(model, window=(24, 32), overlap=0.5).scores(images)
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_pieces_of_one_size_are_batched_whatever_their_scale() -> None:
+def test_windows_and_flips_share_a_batch() -> None:
     model = Wide()
-    caaseg.Predictor(model, scales=(0.5, 1.0), flip=True).scores(pictures(1, 40, 60))
-    assert model.sizes == [(2, 3, 20, 30), (2, 3, 40, 60)]  # a picture and its mirror image
+    caaseg.Predictor(model, scales=(0.5, 1.0), flip=True).scores(random_images(1, 40, 60))
+    assert model.sizes == [(2, 3, 20, 30), (2, 3, 40, 60)]  # an image and its flip
 
     model.sizes.clear()
-    caaseg.Predictor(model, scales=(1.0, 1.5, 2.0), flip=True, window=(30, 30), overlap=0).scores(pictures(1, 30, 30))
-    assert model.sizes == [(8, 3, 30, 30), (8, 3, 30, 30), (2, 3, 30, 30)]  # 1 + 4 + 4 windows of three scales
+    predictor = caaseg.Predictor(model, scales=(1.0, 1.5), flip=True, window=(30, 30), overlap=0, batch_size=6)
+    predictor.scores(random_images(1, 60, 60))
+    assert model.sizes == [(6, 3, 30, 30), (6, 3, 45, 45), (2, 3, 30, 30), (2, 3, 45, 45)]  # four windows
+
+
+def test_on_a_cpu_windows_are_predicted_one_by_one() -> None:
+    model = Wide()
+    caaseg.Predictor(model, window=(30, 30), overlap=0).scores(random_images(1, 60, 60))
+    assert model.sizes == 4 * [(1, 3, 30, 30)]
 
 
 @pytest.mark.parametrize(
@@ -163,10 +133,10 @@ def test_a_scaled_odd_size_stays_odd(length: int, scale: float, expected: int) -
     assert scaled(length, scale) == expected
 
 
-def test_labels_are_uint8_of_the_size_of_the_picture() -> None:
+def test_labels_are_uint8_of_the_size_of_the_image() -> None:
     predictor = caaseg.Predictor(attention_model(), scales=(0.75, 1.0, 1.25), flip=True)
     for size in SIZES:
-        image = pictures(*size)
+        image = random_images(*size)
         labels = predictor(image.permute(1, 2, 0).numpy())
         assert labels.dtype == np.uint8
         assert labels.shape == size
@@ -175,29 +145,29 @@ def test_labels_are_uint8_of_the_size_of_the_picture() -> None:
 
 def test_pillow_numpy_and_files_give_the_same(tmp_path: Path) -> None:
     predictor = caaseg.Predictor(pointwise_model())
-    color = pictures(9, 13).permute(1, 2, 0).numpy()
-    grey = color[..., 0]
+    color = random_images(9, 13).permute(1, 2, 0).numpy()
+    gray = color[..., 0]
     cases: dict[str, tuple[NDArray[np.uint8], NDArray[np.uint8]]] = {
         "RGB": (color, color),
-        "L": (grey, np.stack([grey] * 3, -1)),
-        "RGBA": (np.dstack([color, grey]), color),  # transparency is dropped
+        "L": (gray, np.stack([gray] * 3, -1)),
+        "RGBA": (np.dstack([color, gray]), color),  # transparency is dropped
     }
     for mode, (pixels, shown) in cases.items():
         expected = predictor.scores(torch.from_numpy(shown.copy()).permute(2, 0, 1)[None]).argmax(1)[0].numpy()
-        picture = Image.fromarray(pixels)
-        assert picture.mode == mode
-        picture.save(tmp_path / f"{mode}.png")
-        for given_as in (pixels, picture, tmp_path / f"{mode}.png", str(tmp_path / f"{mode}.png")):
+        image = Image.fromarray(pixels)
+        assert image.mode == mode
+        image.save(tmp_path / f"{mode}.png")
+        for given_as in (pixels, image, tmp_path / f"{mode}.png", str(tmp_path / f"{mode}.png")):
             assert np.array_equal(predictor(given_as), expected), (mode, type(given_as))
 
 
-def test_a_rotated_photo_is_seen_upright(tmp_path: Path) -> None:
+def test_a_rotated_photo_is_predicted_upright(tmp_path: Path) -> None:
     predictor = caaseg.Predictor(pointwise_model())
-    picture = Image.fromarray(pictures(9, 13).permute(1, 2, 0).numpy())
-    turned = Image.Exif()
-    turned[0x0112] = 6  # orientation: to be turned clockwise
-    picture.save(tmp_path / "photo.png", exif=turned)
-    expected = predictor(picture.rotate(-90, expand=True))
+    image = Image.fromarray(random_images(9, 13).permute(1, 2, 0).numpy())
+    rotated = Image.Exif()
+    rotated[0x0112] = 6  # orientation: to be rotated clockwise
+    image.save(tmp_path / "photo.png", exif=rotated)
+    expected = predictor(image.rotate(-90, expand=True))
     assert expected.shape == (13, 9)
     assert np.array_equal(predictor(tmp_path / "photo.png"), expected)
     with Image.open(tmp_path / "photo.png") as opened:
@@ -208,32 +178,32 @@ def test_a_rotated_photo_is_seen_upright(tmp_path: Path) -> None:
     "image",
     [np.zeros((4, 4), np.float32), np.zeros((4, 4, 2), np.uint8), np.zeros((0, 4, 3), np.uint8), np.zeros(4, np.uint8)],
 )
-def test_arrays_that_are_no_pictures_are_refused(image: NDArray[Any]) -> None:
+def test_arrays_that_are_not_images_are_rejected(image: NDArray[Any]) -> None:
     with pytest.raises(ValueError, match=r"the image is an array of \w+ of shape .*; expected uint8 of shape \(H, W\)"):
         caaseg.Predictor(pointwise_model())(image)
 
 
 def test_bf16_stays_close_and_scores_are_float32() -> None:
-    model, images = attention_model(), pictures(1, 64, 64)
+    model, images = attention_model(), random_images(1, 64, 64)
     exact = caaseg.Predictor(model).scores(images)
     rough = caaseg.Predictor(model, precision="bf16").scores(images)
     assert rough.dtype == torch.float32
     assert 0 < (rough - exact).abs().max() < 0.05 * exact.abs().max()
 
 
-def test_a_model_is_left_in_the_mode_it_was_in() -> None:
+def test_the_mode_of_the_model_is_restored() -> None:
     model = attention_model().train()
     model.backbone.eval()  # as frozen
     modes = [module.training for module in model.modules()]
-    images = pictures(1, 33, 33)
+    images = random_images(1, 33, 33)
     scores = caaseg.Predictor(model).scores(images)
     assert [module.training for module in model.modules()] == modes
     torch.testing.assert_close(scores, caaseg.Predictor(model.eval()).scores(images))
 
 
-def test_pictures_are_normalized_as_the_backbone_wants() -> None:
+def test_images_are_normalized_with_the_backbone_s_mean_and_std() -> None:
     model = attention_model()
-    images = pictures(1, 33, 33)
+    images = random_images(1, 33, 33)
     model.backbone.mean, model.backbone.std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     with torch.no_grad():
         expected = model(normalize(images, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7))).logits
@@ -253,6 +223,6 @@ def test_pictures_are_normalized_as_the_backbone_wants() -> None:
         ({"batch_size": 0}, "batch_size is 0; expected 1 or more"),
     ],
 )
-def test_impossible_settings_are_said(options: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         caaseg.Predictor(pointwise_model(), **options)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import caaseg
 from caaseg.attention import ChannelizedAxialAttention
 from caaseg.models import HEADS, ModelConfig, with_output_stride
-from caaseg.models.heads import SqueezedAxialAttention
+from caaseg.models.heads.axial import SqueezedAxialAttention
 
 BACKBONES = ["resnet18", "test_resnet", "test_efficientnet"]
 BRANCHES = {"danet": {"spatial", "channel"}, "axial_se": {"channel"}}

@@ -1,4 +1,6 @@
-"""Pictures in windows with little memory: the same scores, each pixel once, and how much the grid matters."""
+"""Tiling in bounded memory: weights sum to one, each pixel is predicted once, windows blend by definition."""
+
+from itertools import pairwise
 
 import pytest
 import torch
@@ -8,35 +10,51 @@ from torch import Tensor, nn
 
 import caaseg
 from caaseg.benchmarks.timing import LiveTensors
-from caaseg.models.windows import blended_parts, grid_disagreement, is_cut, labels_of
-from tests.models.test_predictor import attention_model, pictures, pointwise_model
+from caaseg.data.transforms import normalize
+from caaseg.models.windows import Size, blend_windows, is_tiled, labels_from_parts, window_spans
+from tests.small_models import pointwise_model, random_images, small_model, with_statistics
+
+lengths = st.integers(1, 90)
 
 
-class One(nn.Module):
-    """Says 1 everywhere: blended, the sum of the weights."""
-
-    def __init__(self, num_classes: int = 1) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images.new_ones(len(images), self.num_classes, *images.shape[2:])
+def ones(images: Tensor, num_classes: int = 1) -> Tensor:
+    """A network whose blended scores are the sum of the weights."""
+    return torch.ones(len(images), num_classes, *images.shape[2:])
 
 
-def together(predictor: caaseg.Predictor, image: Tensor, window: tuple[int, int], **options: float) -> Tensor:
-    """The parts in their places; every pixel is given once."""
+def assembled(predictor: caaseg.Predictor, image: Tensor, window: Size, *, shifted: bool = False) -> Tensor:
+    """Put the parts together, and check that each pixel comes once."""
     size = (image.shape[1], image.shape[2])
-    given_to, scores = torch.zeros(size, dtype=torch.int64), torch.empty(0)
-    for part in blended_parts(predictor, image, window, **options):  # type: ignore[arg-type]
+    count, scores = torch.zeros(size, dtype=torch.int64), torch.empty(0)
+    for part in predictor.parts(image, window, shifted=shifted):
         if not len(scores):
             scores = torch.full((len(part.scores), *size), torch.nan)
         scores[:, part.rows, part.columns] = part.scores
-        given_to[part.rows, part.columns] += 1
-    assert (given_to == 1).all()
+        count[part.rows, part.columns] += 1
+    assert (count == 1).all()
     return scores
 
 
-lengths = st.integers(1, 90)
+@given(
+    length=lengths,
+    window=lengths,
+    overlap=st.one_of(st.floats(0, 0.95), st.just(1 / 3)),
+    shifted=st.booleans(),
+)
+def test_weights_along_an_axis_sum_to_one(length: int, window: int, overlap: float, shifted: bool) -> None:
+    total = torch.zeros(length, dtype=torch.float64)
+    for span in window_spans(length, window, overlap, shifted=shifted):
+        assert len(span.weights) == min(length, window)
+        assert (span.weights > 0).all()
+        total[span.pixels] += span.weights
+    torch.testing.assert_close(total, torch.ones(length, dtype=torch.float64), rtol=0, atol=1e-13)
+
+
+def test_neighboring_windows_overlap_by_at_least_the_requested_share() -> None:
+    spans = window_spans(100, 30, 1 / 3)
+    starts = [span.pixels.start for span in spans]
+    assert (starts[0], spans[-1].pixels.stop) == (0, 100)
+    assert all(0 < after - before <= 20 for before, after in pairwise(starts))
 
 
 @given(
@@ -46,67 +64,80 @@ lengths = st.integers(1, 90)
     shifted=st.booleans(),
     batch_size=st.integers(1, 5),
 )
-def test_weights_sum_to_one_everywhere(
-    size: tuple[int, int], window: tuple[int, int], overlap: float, shifted: bool, batch_size: int
+def test_blended_weights_sum_to_one_everywhere(
+    size: Size, window: Size, overlap: float, shifted: bool, batch_size: int
 ) -> None:
-    predictor = caaseg.Predictor(One(), batch_size=batch_size)
-    total = together(predictor, pictures(*size), window, overlap=overlap, shifted=shifted)
-    torch.testing.assert_close(total, torch.ones(1, *size), rtol=0, atol=1e-6)
+    image, total, windows = torch.zeros(3, *size), torch.full((1, *size), torch.nan), 0
+
+    def predict(images: Tensor) -> Tensor:
+        nonlocal windows
+        windows += len(images)
+        return ones(images)
+
+    for part in blend_windows(predict, image, window, overlap=overlap, shifted=shifted, batch_size=batch_size):
+        total[:, part.rows, part.columns] = part.scores
+    # One rounding per weight and one per addition; no pixel is covered by more than all windows.
+    rounding = (windows + 1) * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(total, torch.ones(1, *size), rtol=0, atol=rounding)
 
 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("size", [(1, 1), (7, 100), (63, 65), (90, 31)])
-def test_a_pointwise_model_says_the_same_as_of_the_whole(size: tuple[int, int], shifted: bool) -> None:
-    image, predictor = pictures(*size), caaseg.Predictor(pointwise_model(), flip=True)
+def test_a_pointwise_model_predicts_the_same_in_windows(size: Size, shifted: bool) -> None:
+    image, predictor = random_images(*size), caaseg.Predictor(pointwise_model(), flip=True)
     whole = predictor.scores(image[None])[0]
     for window in ((16, 16), (33, 17), (200, 200)):
-        parts = together(predictor, image, window, shifted=shifted)
-        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5)
-        if is_cut(size, window):
-            labels = labels_of(blended_parts(predictor, image, window), size)
-            assert grid_disagreement(predictor, image, labels, window) == 0
+        scores = assembled(predictor, image, window, shifted=shifted)
+        torch.testing.assert_close(scores, whole, rtol=0, atol=1e-5)
+        labels = labels_from_parts(predictor.parts(image, window, shifted=shifted), size)
+        assert torch.equal(labels, whole.argmax(0).to(torch.uint8))
+        assert is_tiled(size, window) == (size[0] > window[0] or size[1] > window[1])
 
 
+@pytest.mark.parametrize("size", [(1, 1), (33, 65), (50, 51)])
 @pytest.mark.parametrize("batch_size", [1, 3])
-@pytest.mark.parametrize("average", ["logits", "probabilities"])
-def test_an_attention_model_says_what_a_predictor_with_windows_does(average: str, batch_size: int) -> None:
-    model, image = attention_model(), pictures(75, 110)
-    options = {"flip": True, "average": average, "batch_size": batch_size}
-    expected = caaseg.Predictor(model, window=(33, 49), **options).scores(image[None])[0]  # type: ignore[arg-type]
-    ours = together(caaseg.Predictor(model, **options), image, (33, 49))  # type: ignore[arg-type]
-    torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-5)
+def test_windows_of_an_attention_model_blend_to_the_weighted_sum(size: Size, batch_size: int) -> None:
+    model, images = with_statistics(small_model(aux=True)), random_images(2, *size)
+    inputs = normalize(images, model.backbone.mean, model.backbone.std)
+    expected = torch.zeros(2, 5, *size)
+    with torch.no_grad():
+        for row in window_spans(size[0], 24, 0.5):
+            for column in window_spans(size[1], 32, 0.5):
+                logits = model(inputs[..., row.pixels, column.pixels]).logits
+                expected[..., row.pixels, column.pixels] += (row.weights[:, None] * column.weights).float() * logits
+    predictor = caaseg.Predictor(model, window=(24, 32), overlap=0.5, batch_size=batch_size)
+    torch.testing.assert_close(predictor.scores(images), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(assembled(predictor, images[1], (24, 32)), expected[1], rtol=1e-5, atol=1e-5)
 
 
-class Far(nn.Module):
-    """Whether a pixel is brighter than the mean of all that is seen: where a window lies decides."""
+class BrighterThanMean(nn.Module):
+    """Compare each pixel with the mean of the whole input: the result depends on where a window lies."""
 
     def forward(self, images: Tensor) -> Tensor:
         brightness = images.mean(1, keepdim=True)
         return torch.cat([brightness, brightness.mean((2, 3), keepdim=True).expand_as(brightness)], dim=1)
 
 
-def test_two_grids_disagree_where_a_network_looks_far() -> None:
-    image = pictures(60, 90, seed=3)
-    image[:, :, 45:] //= 4  # dark on one side: windows have other means
-    predictor = caaseg.Predictor(Far())
-    labels = labels_of(blended_parts(predictor, image, (24, 24)), (60, 90))
-    share = grid_disagreement(predictor, image, labels, (24, 24))
-    again = labels_of(blended_parts(predictor, image, (24, 24), shifted=True), (60, 90))
-    assert share == float((again != labels).double().mean())
-    assert 0.001 < share < 0.2
-    assert (
-        grid_disagreement(predictor, image, labels_of(blended_parts(predictor, image, (99, 99)), (60, 90)), (99, 99))
-        == 0
-    )
+def test_two_grids_disagree_for_a_network_with_a_large_receptive_field() -> None:
+    image = random_images(60, 90, seed=3)
+    image[:, :, 45:] //= 4  # darker on one side, so that windows have different means
+    predictor = caaseg.Predictor(BrighterThanMean())
+
+    def labels(window: Size, *, shifted: bool) -> Tensor:
+        return labels_from_parts(predictor.parts(image, window, shifted=shifted), (60, 90))
+
+    different = labels((24, 24), shifted=False) != labels((24, 24), shifted=True)
+    assert 0.001 < different.double().mean() < 0.2
+    assert torch.equal(labels((99, 99), shifted=False), labels((99, 99), shifted=True))  # one window
 
 
 @pytest.mark.parametrize("size", [(48, 3000), (3000, 48)])
-def test_what_is_kept_is_a_band_across_the_shorter_side(size: tuple[int, int]) -> None:
+def test_memory_is_a_band_across_the_shorter_side(size: Size) -> None:
     num_classes = 50
-    image = pictures(*size)
+    image = random_images(*size)
     whole = 4 * num_classes * size[0] * size[1]
-    predictor = caaseg.Predictor(One(num_classes), batch_size=1)
     with LiveTensors([image]) as alive:
-        pixels = sum(part.scores[0].numel() for part in blended_parts(predictor, image, (32, 32)))
+        parts = blend_windows(lambda images: ones(images, num_classes), image, (32, 32))
+        pixels = sum(part.scores[0].numel() for part in parts)
     assert pixels == size[0] * size[1]
     assert alive.peak_bytes < whole / 10

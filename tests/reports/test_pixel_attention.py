@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from caaseg.analysis.pixel_attention import PixelAttention
+from caaseg.models.heads.base import Head
 from caaseg.reports.pixel_attention import (
     COLUMN,
     ROW,
@@ -80,7 +81,7 @@ def test_gates_are_shown_from_both_ends() -> None:
 
 
 def test_words_tell_the_own_share_and_the_strongest_elsewhere() -> None:
-    said = pixel_note(LOOKED, "caa", "road", (13, 0), GRAY.shape)
+    said = pixel_note(LOOKED, Head(), "road", (13, 0), GRAY.shape)
     assert "Row 13, column 0: <b>road</b>" in said
     assert "20.0 % of what is gathered here is the pixel's own." in said
     assert "The most from elsewhere is 70.0 %, from row 39, column 59." in said

@@ -35,10 +35,10 @@ def test_ema_weights_follow_the_model_and_counters_are_copied() -> None:
     first = network.classifier.weight.detach().clone()
     with torch.no_grad():
         network.classifier.weight += 1
-        network.backbone.net.bn1.num_batches_tracked += 7
+        network.state_dict()["backbone.net.bn1.num_batches_tracked"] += 7
     average.update(network, step=100)  # by now the decay is as given
     torch.testing.assert_close(average.model.classifier.weight, first + 0.5)
-    assert int(average.model.backbone.net.bn1.num_batches_tracked) == 7
+    assert int(average.model.state_dict()["backbone.net.bn1.num_batches_tracked"]) == 7
     early = EMA(network, 0.999)
     with torch.no_grad():
         network.classifier.weight += 1

@@ -162,7 +162,7 @@ def study_conflicts(
         if seen is not None:
             seen(index + 1)
     images, worst = ranking.images, ranking.shown
-    if model.config.head == "caa":
+    if model.head.flattens_gates:
         worst = tuple(conflict._replace(gates=gates_of(model, conflict.image)) for conflict in worst)
     return Conflicts(
         names=views.names,

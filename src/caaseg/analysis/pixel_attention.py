@@ -10,14 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from caaseg.attention import ChannelizedAxialAttention, SelfAttention
+from caaseg.attention import SelfAttention
 from caaseg.attention.axial import softmax_scores
 from caaseg.attention.gate import ask
 from caaseg.attention.spatial import as_pixels
-from caaseg.models.predictor import Predictor, Size
+from caaseg.models.heads.base import AttentionBlock
+from caaseg.models.predictor import Predictor
 from caaseg.models.segmenter import Segmenter
-
-AttentionBlock = ChannelizedAxialAttention | SelfAttention
+from caaseg.models.windows import Size
 
 
 class PixelAttention(NamedTuple):
@@ -111,17 +111,12 @@ def cell_of(pixel: tuple[int, int], size: Size, cells: Size) -> tuple[int, int]:
     return row, column
 
 
-def attention_block(model: Segmenter) -> AttentionBlock | None:
-    """The part of a model's head whose attention can be looked at."""
-    return next((part for part in model.head.modules() if isinstance(part, AttentionBlock)), None)
-
-
 def attend(model: Segmenter, image: Tensor) -> AttendedImage:
     """Predict an image, (3, H, W) uint8, and keep what its head attended with, for any pixel to be asked about.
 
     Not for several threads with one model at a time: it listens to what the attention is given.
     """
-    block = attention_block(model)
+    block = model.head.attention_block()
     heard: list[Tensor] = []
     listening = (
         nullcontext() if block is None else block.register_forward_pre_hook(lambda _, given: heard.append(given[0]))

@@ -17,15 +17,9 @@ from torch import Tensor, nn
 
 from caaseg.attention import ChannelizedAxialAttention, channelized_axial_attention
 from caaseg.data.transforms import normalize
+from caaseg.models.heads import HEADS, head_class
 from caaseg.models.resize import resize
 from caaseg.models.segmenter import Segmenter
-
-VIEWS = {
-    "danet": ("spatial", "channel", "fused"),
-    "axial_se": ("channel", "final"),
-    "caa": ("column gate level", "row gate level", "both level", "both even", "as trained"),
-}
-"""By head, the views of a model; the last is the model as it is."""
 
 Flatness = Literal["kept", "level", "even"]
 FLATTENED: tuple[tuple[Flatness, Flatness], ...] = (
@@ -34,7 +28,7 @@ FLATTENED: tuple[tuple[Flatness, Flatness], ...] = (
     ("level", "level"),
     ("even", "even"),
 )
-"""What becomes of the column gate and of the row gate in the views of caa."""
+"""What happens to the column gate and to the row gate in the views of a head that flattens gates."""
 
 
 class Views(nn.Module):
@@ -45,29 +39,32 @@ class Views(nn.Module):
 
     def __init__(self, model: Segmenter) -> None:
         super().__init__()
-        check_studied(model.config.head)
+        check_studied(model)
         self.model = model
         self.backbone = model.backbone  # whose mean and deviation a Predictor normalizes with
-        self.names = VIEWS[model.config.head]
+        self.names = model.head.views
 
     def forward(self, images: Tensor) -> Tensor:
         coarse, fine = self.model.features(images)
-        whole = self.model.classified(coarse, fine)
+        whole = self.model.classify(coarse, fine)
         views = [whole.branches[name] for name in self.names[:-1] if name in whole.branches]  # (N, K, h, w) each
-        if self.model.config.head == "caa":
+        if self.model.head.flattens_gates:
             for column, row in FLATTENED:
                 with _block(self.model).register_forward_hook(partial(_flatten, column=column, row=row)):
-                    views.append(self.model.classified(coarse, fine).logits)
+                    views.append(self.model.classify(coarse, fine).logits)
         at_one_size = [resize(view, images.shape[2:]) for view in (*views, whole.logits)]
         return torch.cat(at_one_size, dim=1)
 
 
-def check_studied(head: str) -> None:
-    """Refuse a head without a second attention to study."""
-    if head not in VIEWS:
+def check_studied(model: Segmenter) -> None:
+    """Raise an error for a head without a second attention to study."""
+    if not model.head.views:
+        studied = {name: head_class(name) for name in HEADS if head_class(name).views}
+        branches = ", ".join(name for name, head in studied.items() if not head.flattens_gates)
+        gates = ", ".join(name for name, head in studied.items() if head.flattens_gates)
         raise ValueError(
-            f"the model's head is {head}, which has neither attention branches nor gates along its axes to study; "
-            f"expected {', '.join(list(VIEWS)[:-1])} (branches) or caa (gates)"
+            f"the model's head is {model.config.head}, which has neither attention branches nor gates along its axes "
+            f"to study; expected {branches} (branches) or {gates} (gates)"
         )
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from caaseg.attention import ChannelGate, axial_attention, channelized_axial_attention
-from caaseg.benchmarks.timing import graph_seconds, is_out_of_memory, measure
+from caaseg.benchmarks.timing import graph_seconds, measure
+from caaseg.models.inference import is_out_of_memory
 
 # Relative (Frobenius) distance from float64 that is rounding, not a mistake: forward; gradients are given twice that.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from caaseg.benchmarks.timing import Cost, is_out_of_memory, measure
+from caaseg.benchmarks.timing import Cost, measure
 from caaseg.kernels.cross_entropy import applies, upsampled_cross_entropy
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
-from caaseg.models.cuda_graphs import CapturedModel, recorded
-from caaseg.models.folding import compile_for_inference, fold_batch_norm
+from caaseg.models.cuda_graphs import capture_coarse
 from caaseg.models.fused_norm import fuse_batch_norm
+from caaseg.models.inference import is_out_of_memory, prepare_for_inference
 from caaseg.models.resize import resize
 
 MANNERS = ("compiled", "recorded", "plain")
@@ -106,16 +106,15 @@ def _autocast(setting: Setting, device: torch.device) -> torch.autocast:
 
 
 def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: float, manner: str) -> Cost:
-    served: Any = fold_batch_norm(model) if isinstance(model, Segmenter) else model.eval()
-    given = [images, *served.parameters(), *served.buffers()]
-    if manner == "compiled":
+    compiled = manner == "compiled"
+    if compiled:
         torch.compiler.reset()
-        if isinstance(served, Segmenter):
-            compile_for_inference(served)
-        else:
-            served = torch.compile(served)
-    if manner == "recorded":
-        served = CapturedModel(served)
+    if isinstance(model, Segmenter):
+        served: Any = prepare_for_inference(model, device=images.device, compile=compiled, capture=manner == "recorded")
+        given = [images, *served.parameters(), *served.buffers()]
+    else:
+        given = [images, *model.parameters(), *model.buffers()]
+        served = torch.compile(model.eval()) if compiled else model.eval()
 
     def infer() -> Tensor:
         with torch.inference_mode(), _autocast(setting, images.device):
@@ -136,7 +135,7 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
         if device.type == "cuda" and manner not in ("compiled", "plain"):
             fuse_batch_norm(model)
         if manner == "recorded":
-            network = recorded(model, images, autocast)
+            network = capture_coarse(model, images, autocast)
     if manner == "compiled":
         torch.compiler.reset()
         network = torch.compile(network, dynamic=False)

@@ -147,11 +147,6 @@ def _peak_bytes(work: Callable[[], object], given: list[Tensor], device: torch.d
     return live.peak_bytes
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a GPU's allocator or the CPU's found no room; the latter has no type of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error) or "overflow" in str(error)
-
-
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

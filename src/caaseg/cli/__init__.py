@@ -149,6 +149,6 @@ def _call(commands: dict[str, Any], parsed: Namespace) -> int:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    from caaseg.benchmarks.timing import is_out_of_memory
+    from caaseg.models.inference import is_out_of_memory
 
     return is_out_of_memory(error)

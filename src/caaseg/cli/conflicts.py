@@ -40,7 +40,7 @@ def conflicts(
     from caaseg.data.catalogue import find, open_dataset
     from caaseg.evaluation.evaluate import check_classes
     from caaseg.models import load_model
-    from caaseg.reports.conflicts import WORDINGS, conflict_table, conflicts_as_json, sentences, write_conflicts
+    from caaseg.reports.conflicts import conflict_table, conflicts_as_json, sentences, write_conflicts
 
     check_writable(json=json)
     check_folder(out, "--out")
@@ -50,7 +50,7 @@ def conflicts(
     data = open_dataset(dataset, root, split)
     network = load_model(model).to(place)
     config = network.config
-    check_studied(config.head)
+    check_studied(network)
     check_classes(config.num_classes, data)
     console = console_for(json)
     with progress_bars(console) as report:
@@ -60,8 +60,9 @@ def conflicts(
     origin = provenance(place, COMMAND_LINE)
     on = f"{find(dataset).title} ({dataset}, {len(data.classes)} classes), {split}: {len(data)} images"
     title = f"Conflicts in {config.head} on {config.backbone}, {dataset}"
-    written = write_conflicts(out, found, head=config.head, title=title, on=on, palette=data.palette, origin=origin)
-    wording = WORDINGS[config.head]
+    written = write_conflicts(out, found, head=network.head, title=title, on=on, palette=data.palette, origin=origin)
+    wording = network.head.conflict_wording
+    assert wording is not None
     console.print(conflict_table(found))
     for line in (on, *sentences(found, wording), wording.caution):
         console.print(line, soft_wrap=True, highlight=False, markup=False)

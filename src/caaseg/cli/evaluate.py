@@ -65,8 +65,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.evaluation.best_worst import BestWorstImages
     from caaseg.evaluation.evaluate import check_classes, evaluate, join_processes
     from caaseg.models import load_model, with_output_stride
-    from caaseg.models.cuda_graphs import CapturedModel
-    from caaseg.models.folding import compile_for_inference, fold_batch_norm
+    from caaseg.models.inference import prepare_for_inference
     from caaseg.models.predictor import Predictor
     from caaseg.reports import scores as reports
     from caaseg.reports.evaluation import write_evaluation_page
@@ -100,12 +99,8 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)
 
-        served = fold_batch_norm(network).to(place)
-        if compiled:
-            compile_for_inference(served)
-        predictor = Predictor(
-            CapturedModel(served), scales=factors, flip=flip, window=area, average=average, precision=precision
-        )
+        prepared = prepare_for_inference(network, device=place, compile=compiled)
+        predictor = Predictor(prepared, scales=factors, flip=flip, window=area, average=average, precision=precision)
         evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, on_batch=seen)
     if rank > 0:  # the first process speaks for all
         return 0

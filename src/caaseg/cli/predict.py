@@ -59,35 +59,43 @@ def predict_pictures_with(
     from caaseg.benchmarks.timing import provenance
     from caaseg.data.inputs import find_images
     from caaseg.evaluation.evaluate import join_processes
-    from caaseg.predictions import FOLDERS, Manner, Task, gathered, open_subject, predict_pictures, summary
+    from caaseg.models.inference import load_for_inference
+    from caaseg.predictions import (
+        OUTPUT_DIRECTORIES,
+        PredictOptions,
+        PredictTask,
+        gather_outcomes,
+        predict_images,
+        summary,
+    )
 
     check_folder(out, "--out")
     check_writable(json=json)
     if max_pixels < 1:
         raise ValueError(f"--max-pixels is {max_pixels}; expected 1 or more")
-    manner = Manner(
+    options = PredictOptions(
         scales=tuple(factor_of(word, "--scales") for word in words_of(scales, "--scales")),
         flip=flip,
         window=None if window is None else area_of(window, "--window"),
         average=average,
         precision=precision,
     )
-    found = find_images(inputs, exclude=[out / folder for folder in FOLDERS])
+    found = find_images(inputs, exclude=[out / folder for folder in OUTPUT_DIRECTORIES])
     console = console_for(json)
     patience = timedelta(days=30)  # a process that is done waits for one that got the larger pictures
     with join_processes(device_of(device), timeout=patience) as (place, rank, ranks), progress_bars(console) as report:
-        task = Task(
-            subject=open_subject(
-                model, output_stride=output_stride, precision=precision, compiled=compiled, device=place
+        task = PredictTask(
+            model=load_for_inference(
+                model, output_stride=output_stride, precision=precision, compile=compiled, device=place
             ),
-            manner=manner,
+            options=options,
             out=out,
             probabilities=probabilities,
             compare_grids=compare_grids,
             max_pixels=max_pixels,
         )
         shown = report if rank == 0 else (lambda *_: None)
-        outcomes = gathered(predict_pictures(task, found.images, share=(rank, ranks), report=shown))
+        outcomes = gather_outcomes(predict_images(task, found.images, share=(rank, ranks), progress=shown))
     if rank > 0:  # the first process speaks for all
         return 0
     messages = [*found.errors, *(outcome.message for outcome in outcomes if outcome.message is not None)]

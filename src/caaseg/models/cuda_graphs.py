@@ -1,7 +1,7 @@
-"""A network's step recorded once on a GPU and replayed.
+"""CUDA graphs: capture a model's kernels once and replay them with a single launch.
 
-A ResNet-50 launches some 1,500 kernels a training step, and some 100 in inference. On fast GPUs the processor needs
-longer to launch them than the GPU to compute them; what is recorded is one launch.
+A ResNet-50 launches about 1,500 kernels per training step, and about 100 in inference. On fast GPUs the CPU needs
+longer to launch them than the GPU to compute them.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,17 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caaseg.models.segmenter import Prediction, Segmenter, resized
+from caaseg.models.segmenter import Prediction, Segmenter, resize_prediction
 
-MOST_SIZES = 16
-"""So many sizes of images are recorded by one model; each keeps images and coarse logits."""
+MAX_SIZES = 16
+"""Maximum number of image sizes that one model captures; each holds memory for images and coarse logits."""
 
-UNDISTURBED = "thread_local"
-"""By default CUDA ends a recording as soon as any thread asks for memory, such as the one that pins the next images."""
+CAPTURE_MODE = "thread_local"
+"""By default a capture fails if any other thread allocates memory, such as the one that pins the next images."""
 
 
 class _Flat(nn.Module):
-    """The coarse prediction as plain tensors: a recording knows no other results."""
+    """Return the coarse prediction as a tuple of tensors, which is all that torch captures."""
 
     def __init__(self, model: Segmenter, context: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
@@ -31,31 +31,31 @@ class _Flat(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         with self.context():
-            torch.clear_autocast_cache()  # casts of weights belong to the recording, not to what was before it
+            torch.clear_autocast_cache()  # casts of weights must be part of the graph
             prediction = self.model.coarse(images)
             torch.clear_autocast_cache()
         aux = () if prediction.aux is None else (prediction.aux,)
         return (prediction.logits, *aux, *prediction.branches.values())
 
 
-def recorded(
+def capture_coarse(
     model: Segmenter, images: Tensor, context: Callable[[], AbstractContextManager[Any]]
 ) -> Callable[[Tensor], Prediction]:
-    """`model.coarse` for images of one size, forward and backward recorded. What it gives is overwritten by the next.
+    """Return `model.coarse` for images of one size with forward and backward captured. Each call overwrites its output.
 
     Args:
-        model: on a GPU, in the mode that it stays in.
-        images: of the size of all that will come, (N, 3, H, W).
-        context: what the network is computed in, such as autocast.
+        model: on a GPU, in its final mode.
+        images: example of the size of all later images, (N, 3, H, W).
+        context: context of the forward pass, such as autocast.
     """
-    # A recording keeps the places of gradients that it was made with, on a stream of its own. Torch would warn of it.
+    # A graph accumulates gradients on its own stream, which torch would warn about.
     quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
     if quiet is not None:
         quiet(False)
     with preserve_state(model):
         with torch.no_grad(), context():
             names = list(model.coarse(images).branches)
-        with _undisturbed():
+        with _thread_local_capture():
             flat: Any = torch.cuda.make_graphed_callables(_Flat(model, context), (images,), allow_unused_input=True)
 
     def replay(images: Tensor) -> Prediction:
@@ -66,8 +66,8 @@ def recorded(
     return replay
 
 
-class _Size(NamedTuple):
-    """What a recording is good for."""
+class _Key(NamedTuple):
+    """Properties of the input that a graph was captured for."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -76,8 +76,8 @@ class _Size(NamedTuple):
     autocast: torch.dtype | None
 
 
-class _Call(NamedTuple):
-    """A recorded call: of what is written into `images` a replay gives `coarse`."""
+class _Capture(NamedTuple):
+    """A captured call: a replay reads `images` and writes `coarse`."""
 
     graph: torch.cuda.CUDAGraph
     images: Tensor
@@ -85,62 +85,62 @@ class _Call(NamedTuple):
 
 
 class CapturedModel(nn.Module):
-    """A model for inference on a GPU. The first call of a size runs as ever, the second is recorded, others replayed.
+    """A model for inference on a GPU. Per image size, the first call runs eagerly, the second captures, others replay.
 
-    On a CPU, in training or where gradients are wanted it is the model itself.
+    On a CPU, in training mode or with gradients enabled it calls the model itself.
 
     Args:
-        model: in the mode that it stays in, with weights that stay where they are.
+        model: in its final mode, with weights that are not moved afterwards.
     """
 
     def __init__(self, model: Segmenter) -> None:
         super().__init__()
         self.model = model
-        self.backbone = model.backbone  # whose mean and deviation a Predictor normalizes with
-        self._calls: dict[_Size, _Call | None] = {}  # None after the first
-        self._pool: Any = None  # of all recordings: they run one after the other
+        self.backbone = model.backbone  # a Predictor normalizes with its mean and std
+        self._captures: dict[_Key, _Capture | None] = {}  # None after the first call
+        self._pool: Any = None  # shared memory pool: graphs run one after the other
 
     def forward(self, images: Tensor) -> Prediction:
         if not images.is_cuda or torch.is_grad_enabled() or self.model.training:
             return self.model(images)  # type: ignore[no-any-return]
         autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        size = _Size(images.shape, images.stride(), images.dtype, images.device, autocast)
-        if size not in self._calls:
-            if len(self._calls) < MOST_SIZES:
-                self._calls[size] = None
+        key = _Key(images.shape, images.stride(), images.dtype, images.device, autocast)
+        if key not in self._captures:
+            if len(self._captures) < MAX_SIZES:
+                self._captures[key] = None
             return self.model(images)  # type: ignore[no-any-return]
-        call = self._calls[size]
+        call = self._captures[key]
         if call is None:
-            call = self._calls[size] = self._record(images)
+            call = self._captures[key] = self._capture(images)
         call.images.copy_(images)
         call.graph.replay()
-        return resized(call.coarse, images.shape[2:])  # which the next replay does not overwrite
+        return resize_prediction(call.coarse, images.shape[2:])  # a copy, which the next replay does not overwrite
 
-    def _record(self, images: Tensor) -> _Call:
+    def _capture(self, images: Tensor) -> _Capture:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph, images = torch.cuda.CUDAGraph(), images.clone()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=UNDISTURBED):
-            torch.clear_autocast_cache()  # casts of weights belong to the recording, not to what was before it
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=CAPTURE_MODE):
+            torch.clear_autocast_cache()  # casts of weights must be part of the graph
             coarse = self.model.coarse(images)
             torch.clear_autocast_cache()
-        return _Call(graph, images, coarse)
+        return _Capture(graph, images, coarse)
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Recordings made inside are not spoilt by other threads: `make_graphed_callables` has no option for it."""
-    usual = torch.cuda.graph
-    torch.cuda.graph = partial(usual, capture_error_mode=UNDISTURBED)  # type: ignore[assignment, misc]
+def _thread_local_capture() -> Iterator[None]:
+    """Set the capture mode of `make_graphed_callables`, which has no option for it."""
+    original = torch.cuda.graph
+    torch.cuda.graph = partial(original, capture_error_mode=CAPTURE_MODE)  # type: ignore[assignment, misc]
     try:
         yield
     finally:
-        torch.cuda.graph = usual  # type: ignore[misc]
+        torch.cuda.graph = original  # type: ignore[misc]
 
 
 @contextmanager
 def preserve_state(model: nn.Module) -> Iterator[None]:
-    """What is computed inside leaves no trace in running statistics, nor in random numbers."""
+    """Restore buffers, such as running statistics, and random number generators afterwards."""
     buffers = [buffer.clone() for buffer in model.buffers()]
     devices = {buffer.device for buffer in buffers if buffer.is_cuda}
     with torch.random.fork_rng(list(devices)):

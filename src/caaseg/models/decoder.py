@@ -1,4 +1,4 @@
-"""The paper's "simple decoder" on stride-4 features (its appendix; DeepLabv3+ has the like)."""
+"""The paper's "simple decoder" on stride-4 features (appendix; similar to DeepLabv3+)."""
 
 from torch import Tensor, cat, nn
 
@@ -9,12 +9,12 @@ FINE_CHANNELS = 48
 
 
 class SimpleDecoder(nn.Module):
-    """Bring the head's feature up to stride 4 and refine it there.
+    """Upsample the head's features to stride 4 and refine them with the backbone's fine features.
 
     Args:
-        in_channels: channels of the head's feature.
-        fine_channels: channels of the backbone's stride-4 feature.
-        channels: channels of the result, 256 in the paper.
+        in_channels: channels of the head's features.
+        fine_channels: channels of the backbone's stride-4 features.
+        channels: output channels, 256 in the paper.
     """
 
     def __init__(self, in_channels: int, fine_channels: int, channels: int = 256) -> None:

@@ -1,10 +1,9 @@
-"""A model for inference alone: the same numbers in fewer passes over the features.
+"""Batch norm folding for inference: the same outputs in fewer passes over the features.
 
-In evaluation a batch normalization is a factor and an addend a channel, and the convolution before it takes both into
-its weights. What follows, the sum with a shortcut and ReLU, the GPU's library computes along with the convolution.
+In evaluation, batch norm is a factor and an offset per channel, which the preceding convolution can absorb. cuDNN fuses
+the following sum with a shortcut and ReLU into the convolution.
 
-Which convolution stands before which normalization and activation is seen by running the model once: the one's output
-is the other's input.
+Running the model once with hooks shows which convolution feeds which batch norm and activation.
 """
 
 import copy
@@ -19,19 +18,20 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from caaseg.models.fused_norm import has_fused_batch_norm
 from caaseg.models.segmenter import Segmenter
 
-CACHED = 2_500_000  # weights of a convolution
+CACHED_WEIGHTS = 2_500_000  # of a convolution, that fit the caches of a CPU
 
 
 def fold_batch_norm(model: Segmenter) -> Segmenter:
-    """A copy for inference alone, in evaluation mode; it gives the model's numbers up to rounding."""
-    model = _as_built(model) if has_fused_batch_norm(model) else copy.deepcopy(model)
-    model.eval()
+    """Return a copy for inference only, in evaluation mode, with the same outputs up to rounding."""
+    model = (model.rebuild() if has_fused_batch_norm(model) else copy.deepcopy(model)).eval()
+    if has_fused_batch_norm(model):  # a backbone module of the user's own, which cannot be rebuilt
+        return model
     names = {module: name for name, module in model.named_modules()}
     for convolution, norm, activation in _chains(model):
         fused = fuse_conv_bn_eval(convolution, norm)
         fused.requires_grad_(False)
         _replace(model, names[convolution], fused if activation is None else ReLUConvolution(fused))
-        _replace(model, names[norm], _what_is_left(norm))
+        _replace(model, names[norm], _activation_of(norm))
         if activation is not None:
             _replace(model, names[activation], nn.Identity())
     for name, block in list(model.named_modules()):
@@ -40,29 +40,21 @@ def fold_batch_norm(model: Segmenter) -> Segmenter:
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def _as_built(model: Segmenter) -> Segmenter:
-    """A copy of a model whose normalization was fused for training, without that."""
-    parameter = next(model.parameters())
-    plain = Segmenter(model.config).to(parameter)
-    plain.load_state_dict(model.state_dict())
-    return plain
-
-
 def compile_for_inference(model: Segmenter) -> None:
-    """Have a folded model compiled, in place, for each of the first few sizes it is called with.
+    """Compile a folded model in place, for each of the first few image sizes it is called with.
 
-    That takes half a minute or so a size; further sizes run as before. On a CPU the weights become constants, laid out
-    as the processor's library likes them best: do not change them. On a GPU it is what follows the backbone: a folded
-    backbone is calls of the library already, and torch 2.11 did not come to an end with a ResNet-101 of them.
+    That takes about half a minute per size; further sizes run eagerly. On a CPU the weights become constants in the
+    layout that is fastest: do not change them afterwards. On a GPU only the part after the backbone is compiled: a
+    folded backbone consists of cuDNN calls already, and torch 2.11 did not finish compiling a ResNet-101 of them.
     """
     if next(model.parameters()).device.type == "cpu":
         model.compile(dynamic=False, options={"freezing": True})
     else:
-        model.classified = torch.compile(model.classified, dynamic=False)  # type: ignore[method-assign]
+        model.classify = torch.compile(model.classify, dynamic=False)  # type: ignore[method-assign]
 
 
 class ReLUConvolution(nn.Module):
-    """A convolution, the sum with something if that is given, and ReLU."""
+    """Convolution, optional sum with another feature map, and ReLU."""
 
     def __init__(self, convolution: nn.Conv2d) -> None:
         super().__init__()
@@ -72,19 +64,19 @@ class ReLUConvolution(nn.Module):
         self.geometry = Geometry(
             list(convolution.stride), list(convolution.padding), list(convolution.dilation), convolution.groups
         )
-        self._narrow: tuple[Tensor, Tensor] | None = None  # weight and bias in 16 bits, as they were last asked for
+        self._narrow: tuple[Tensor, Tensor] | None = None  # cached weight and bias in 16 bits
 
     def forward(self, features: Tensor, added: Tensor | None = None) -> Tensor:
         dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else features.dtype
         if not (features.is_cuda and torch.version.cuda and dtype in (torch.float16, torch.bfloat16)):
-            result = _in_pieces(features, self.weight, self.bias, self.geometry)
+            result = _convolve(features, self.weight, self.bias, self.geometry)
             return (result if added is None else result.add_(added)).relu_()
-        weight, bias = self._in(dtype)
+        weight, bias = self._weights_in(dtype)
         run = _operator if torch.compiler.is_compiling() else _on_gpu
         return run(features.to(dtype), weight, bias, None if added is None else added.to(dtype), *self.geometry)
 
-    def _in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The weights, narrowed once instead of in every call."""
+    def _weights_in(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the weights in 16 bits, converted once instead of in every call."""
         if torch.compiler.is_compiling():
             return self.weight.to(dtype), self.bias.to(dtype)
         known = self._narrow
@@ -93,12 +85,12 @@ class ReLUConvolution(nn.Module):
         return known
 
 
-def _in_pieces(features: Tensor, weight: Tensor, bias: Tensor, geometry: "Geometry") -> Tensor:
-    """A convolution; on a CPU some output channels at a time where its weights are more than caches hold.
+def _convolve(features: Tensor, weight: Tensor, bias: Tensor, geometry: "Geometry") -> Tensor:
+    """Convolve; on a CPU a part of the output channels at a time if the weights exceed the caches.
 
-    So the 3 x 3 convolution from 2048 to 512 channels that heads begin with took 352 ms instead of 412, on two cores.
+    The 3 x 3 convolution from 2048 to 512 channels at the entry of heads took 352 instead of 412 ms on two cores.
     """
-    pieces = -(-weight.numel() // CACHED)
+    pieces = -(-weight.numel() // CACHED_WEIGHTS)
     if features.is_cuda or pieces == 1 or geometry.groups > 1:
         return F.conv2d(features, weight, bias, *geometry)
     parts = zip(weight.chunk(pieces), bias.chunk(pieces), strict=True)
@@ -106,7 +98,7 @@ def _in_pieces(features: Tensor, weight: Tensor, bias: Tensor, geometry: "Geomet
 
 
 class Geometry(NamedTuple):
-    """How a convolution's kernel moves."""
+    """Stride, padding, dilation and groups of a convolution."""
 
     stride: list[int]
     padding: list[int]
@@ -130,7 +122,7 @@ def _on_gpu(
     return torch.cudnn_convolution_add_relu(features, weight, added, 1.0, bias, stride, padding, dilation, groups)
 
 
-# The same as an operator, for torch.compile, which learns the shape of what it gives.
+# Registered as an operator for torch.compile, with a shape function.
 _operator = torch.library.custom_op("caaseg::convolution_relu", _on_gpu, mutates_args=())
 
 
@@ -149,7 +141,7 @@ def _shape(
 
 
 class PlainBlock(nn.Module):
-    """A residual block of a ResNet: convolutions one after another, the last with the sum."""
+    """A residual block of a ResNet: a sequence of convolutions, the last one fused with the sum."""
 
     def __init__(self, convolutions: list[ReLUConvolution], shortcut: nn.Module | None) -> None:
         super().__init__()
@@ -166,7 +158,7 @@ class PlainBlock(nn.Module):
 
 
 def _as_plain_block(block: nn.Module) -> PlainBlock | None:
-    """A residual block whose normalizations are folded; None where it is none, or has more in it than convolutions."""
+    """Return a folded residual block as a PlainBlock; None if it is something else, or has other layers."""
     if type(block) not in (BasicBlock, Bottleneck):
         return None
     parts: Any = block
@@ -186,7 +178,7 @@ def _as_plain_block(block: nn.Module) -> PlainBlock | None:
 
 
 def _take_bias(last: nn.Conv2d, shortcut: nn.Module | None) -> None:
-    """Give the bias of the shortcut's convolution to the one that its result is added to: a pass less."""
+    """Move the bias of the shortcut's convolution to the convolution it is added to, which saves a pass."""
     parts = [] if shortcut is None else [part for part in shortcut.modules() if not list(part.children())]
     parts = [part for part in parts if not isinstance(part, nn.Identity)]
     if parts and isinstance(parts[-1], nn.Conv2d) and parts[-1].bias is not None and last.bias is not None:
@@ -194,16 +186,16 @@ def _take_bias(last: nn.Conv2d, shortcut: nn.Module | None) -> None:
         parts[-1].bias = None
 
 
-class _Seen(NamedTuple):
+class _Output(NamedTuple):
     module: nn.Module
-    output: Tensor  # kept, so that no id is used again
-    version: int  # raised by whatever changes it in place
+    output: Tensor  # referenced, so that its id is not reused
+    version: int  # incremented by in-place changes
 
 
 def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU | None]]:
-    """Every convolution whose output goes into a normalization and nowhere else, and the ReLU behind both."""
-    made: dict[int, _Seen] = {}  # by the output's id
-    read: dict[nn.Module, list[nn.Module]] = {}
+    """Return the convolutions whose output goes into a batch norm only, with the batch norm and the ReLU after it."""
+    made: dict[int, _Output] = {}  # by id of the output
+    read: dict[nn.Module, list[nn.Module]] = {}  # modules that read the output of a module
     calls: dict[nn.Module, int] = {}
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -214,7 +206,7 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
         if maker is not None and maker.version == _version(module, inputs[0]):
             read.setdefault(maker.module, []).append(module)
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
-            made[id(output)] = _Seen(module, output, output._version)
+            made[id(output)] = _Output(module, output, output._version)
 
     leaves = [module for module in model.modules() if not list(module.children()) or isinstance(module, nn.BatchNorm2d)]
     hooks = [module.register_forward_hook(after) for module in leaves]
@@ -235,7 +227,7 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
         norm = only_reader(convolution)
         if isinstance(norm, nn.BatchNorm2d):
             activation = only_reader(norm) if type(convolution) is nn.Conv2d else None
-            # In place, so that nothing else can have read what was there before.
+            # In place: nothing else can have read the tensor before ReLU.
             if not (isinstance(activation, nn.ReLU) and activation.inplace and convolution.padding_mode == "zeros"):
                 activation = None
             found.append((convolution, norm, activation))
@@ -243,13 +235,13 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
 
 
 def _version(module: nn.Module, given: Tensor) -> int:
-    """How often a module's input was changed before it came there."""
+    """Return the version of a module's input before the module itself changed it."""
     changes_it = isinstance(module, nn.ReLU) and module.inplace
     return given._version - changes_it
 
 
-def _what_is_left(norm: nn.BatchNorm2d) -> nn.Module:
-    """Nothing; timm's layers have an activation in them."""
+def _activation_of(norm: nn.BatchNorm2d) -> nn.Module:
+    """Return the activation inside timm's batch norm layers, or an identity."""
     act = getattr(norm, "act", None)
     return act if isinstance(act, nn.Module) else nn.Identity()
 

@@ -1,4 +1,4 @@
-"""An exported model as a network again: run by onnxruntime, described by the file's own metadata."""
+"""ONNX models run by onnxruntime, described by the metadata that `caaseg export` writes into the file."""
 
 import json
 from pathlib import Path
@@ -15,16 +15,16 @@ INSTALL = "install it with: pip install 'caaseg[export]'"
 
 
 class OnnxModel(nn.Module):
-    """Logits (N, K, H, W) of images (N, 3, H, W) of any size, RGB values from 0 to 255: they are normalized inside.
+    """Logits (N, K, H, W) of images (N, 3, H, W) of any size, RGB values from 0 to 255; it normalizes them itself.
 
     Args:
         path: a file that `caaseg export` wrote.
-        device: a GPU is used where onnxruntime can.
+        device: a GPU is used if onnxruntime supports it.
     """
 
     mean = (0.0, 0.0, 0.0)
     std = (1 / 255, 1 / 255, 1 / 255)
-    """By which a Predictor leaves the values as they are."""
+    """With these a Predictor leaves the values unchanged."""
 
     def __init__(self, path: Path, *, device: torch.device | str = "cpu") -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class OnnxModel(nn.Module):
                 raise ValueError(f"{self.num_classes} classes")
         except (KeyError, ValueError, TypeError) as error:
             raise ValueError(
-                f"{path}: an ONNX model, but not described as caaseg export does ({error}); export the model again"
+                f"{path}: an ONNX model without the metadata of caaseg export ({error}); export the model again"
             ) from error
         self._path = path
 
     def forward(self, images: Tensor) -> Tensor:
         try:
             (logits,) = self._session.run([OUTPUT], {INPUT: images.float().cpu().numpy()})
-        except Exception as error:  # onnxruntime has exceptions of its own, without a common parent
+        except Exception as error:  # onnxruntime's exceptions have no common base class
             raise RuntimeError(f"onnxruntime: {error}") from error
         return torch.from_numpy(logits).to(images.device)
 
@@ -61,14 +61,14 @@ def _session(path: Path, device: torch.device) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ValueError(f"{path}: running an ONNX model needs onnxruntime, which is not here; {INSTALL}") from error
+        raise ValueError(f"{path}: ONNX models need onnxruntime, which is not installed; {INSTALL}") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors alone, and these are raised
+    options.log_severity_level = 3  # errors only, and those are raised
     gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     usable = [name for name in gpu if name in onnxruntime.get_available_providers()]
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=[*usable, "CPUExecutionProvider"])
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a model that onnxruntime can read ({reason}); export it again") from error
+        raise ValueError(f"{path}: onnxruntime cannot read it ({reason}); export it again") from error

@@ -1,15 +1,14 @@
-"""A picture in, its labels out: at several scales, mirrored, whole or in windows.
+"""Predictor: labels of images of any size, at several scales, flipped, whole or in windows.
 
-Every step between the network's scores and their mean is linear: windows are blended with weights that sum to one, then
-resized to the picture, then averaged over the scales. Pieces of one size, of whatever scale, are batched together.
+An image, or each window of it, is resized to every scale, predicted with and without a flip, and resized back; the
+scores are averaged. Windows are then blended with weights that sum to one.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,37 +20,26 @@ from caaseg.data.decode import image_to_tensor, read_image
 from caaseg.data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize
 from caaseg.models.resize import resize
 from caaseg.models.segmenter import Prediction
+from caaseg.models.windows import OVERLAP, Part, Size, blend_windows, is_tiled
 
 Average = Literal["logits", "probabilities"]
 Precision = Literal["32", "bf16"]
-Size = tuple[int, int]
-
-
-class Window(NamedTuple):
-    """A part of a view that the network sees at once."""
-
-    view: int  # which scale it belongs to
-    rows: slice
-    columns: slice
-    weights: Tensor  # (h, w), how much it counts beside the windows that overlap it
-
-    @property
-    def size(self) -> Size:
-        return self.rows.stop - self.rows.start, self.columns.stop - self.columns.start
 
 
 class Predictor:
-    """Labels of pictures of any size. The model stays where it is, and in the mode it is in.
+    """Predict images of any size. The model stays on its device, and in its mode.
 
     Args:
-        model: what gives a Prediction, or plain logits (N, K, H, W), for normalized images (N, 3, H, W).
-        scales: factors of the picture's size; the scores at all of them are averaged.
-        flip: average with the scores of the mirrored picture too.
-        window: height and width of sliding windows, such as the crop that was trained with; None takes views whole.
-        overlap: share of a window that the next one covers again, at least.
-        average: what is averaged: logits, as the paper does, or probabilities.
-        precision: what the network computes in: 32, or bf16 by autocast.
-        batch_size: most pieces that the network sees at once; mirrored ones count too.
+        model: returns a Prediction, or logits (N, K, H, W), for normalized images (N, 3, H, W).
+        scales: factors of the image size; the scores at all scales are averaged.
+        flip: average with the scores of the horizontally flipped image.
+        window: height and width of overlapping windows in pixels of the image, such as the training crop; None predicts
+            images whole.
+        overlap: minimum share of a window that the next one overlaps.
+        average: what to average: logits, as the paper does, or probabilities.
+        precision: compute precision of the network: 32, or bf16 by autocast.
+        batch_size: maximum number of windows per forward pass, flipped ones included; None for 8 on a GPU and 1 on a
+            CPU, where larger batches only take more memory.
     """
 
     def __init__(
@@ -61,10 +49,10 @@ class Predictor:
         scales: Sequence[float] = (1.0,),
         flip: bool = False,
         window: Size | None = None,
-        overlap: float = 1 / 3,
+        overlap: float = OVERLAP,
         average: Average = "logits",
         precision: Precision = "32",
-        batch_size: int = 8,
+        batch_size: int | None = None,
     ) -> None:
         if not scales or not all(0 < scale < math.inf for scale in scales):
             raise ValueError(f"scales are {tuple(scales)}; expected one or more factors above 0, such as (0.75, 1.0)")
@@ -75,7 +63,7 @@ class Predictor:
         for option, value, known in (("average", average, Average), ("precision", precision, Precision)):
             if value not in get_args(known):
                 raise ValueError(f"{option} is {value!r}; expected {' or '.join(get_args(known))}")
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
         self.model = model
         self.scales = tuple(scales)
@@ -85,116 +73,93 @@ class Predictor:
         self.average: Average = average
         self.precision: Precision = precision
         self.batch_size = batch_size
-        learned = getattr(model, "backbone", model)
-        self._mean = getattr(learned, "mean", IMAGENET_MEAN)
-        self._std = getattr(learned, "std", IMAGENET_STD)
+        backbone = getattr(model, "backbone", model)
+        self._mean = getattr(backbone, "mean", IMAGENET_MEAN)
+        self._std = getattr(backbone, "std", IMAGENET_STD)
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model."""
         return next((tensor.device for tensor in self.model.parameters()), torch.device("cpu"))
 
     def __call__(self, image: Image.Image | NDArray[np.uint8] | str | Path) -> NDArray[np.uint8]:
-        """The class of each pixel, (H, W), of a picture: Pillow's, an array (H, W), (H, W, 3) or (H, W, 4), a file."""
+        """Return the class of each pixel, (H, W).
+
+        Args:
+            image: a Pillow image, a uint8 array of shape (H, W), (H, W, 3) or (H, W, 4), or a file.
+        """
         labels = self.scores(_pixels(image)[None]).argmax(1)[0]
         return labels.to(torch.uint8).cpu().numpy()
 
     def scores(self, images: Tensor) -> Tensor:
-        """The mean logits, or probabilities, of uint8 images (N, 3, H, W): (N, K, H, W), on the model's device."""
+        """Return the mean logits or probabilities of uint8 images, on the model's device.
+
+        (N, 3, H, W) -> (N, K, H, W).
+        """
+        size = (images.shape[2], images.shape[3])
+        if self.window is None or not is_tiled(size, self.window):
+            return self._scores_of_whole(images)
+        result = torch.empty(0)
+        for n, image in enumerate(images):
+            for rows, columns, scores in self.parts(image, self.window):
+                if not len(result):
+                    result = scores.new_empty(len(images), len(scores), *size)
+                result[n, :, rows, columns] = scores
+        return result
+
+    def parts(self, image: Tensor, window: Size, *, shifted: bool = False) -> Iterator[Part]:
+        """Yield the scores of a uint8 image (3, H, W) part by part, in bounded memory.
+
+        Args:
+            image: uint8, (3, H, W).
+            window: height and width of the windows; a smaller image is one window.
+            shifted: shift the grid of windows by half a step.
+        """
+        batch_size = self.batch_size or (8 if self.device.type == "cuda" else 1)
+        windows = max(1, batch_size // (1 + self.flip))
+        return blend_windows(
+            self._scores_of_whole, image, window, overlap=self.overlap, shifted=shifted, batch_size=windows
+        )
+
+    def _scores_of_whole(self, images: Tensor) -> Tensor:
+        """Return the mean over scales and flips: (N, 3, H, W) uint8 -> (N, K, H, W)."""
         size = images.shape[2:]
-        with torch.inference_mode(), _evaluating(self.model):
+        with torch.inference_mode(), _evaluation_mode(self.model):
             inputs = normalize(images.to(self.device, non_blocking=True), self._mean, self._std)
-            views = [_resized(inputs, (scaled(size[0], scale), scaled(size[1], scale))) for scale in self.scales]
-            blended: dict[int, Tensor] = {}  # (N, K, h, w) of each view
-            for windows in self._batches(views):
-                scores = self._scores(torch.cat([views[w.view][..., w.rows, w.columns] for w in windows]))
-                for w, part in zip(windows, scores.chunk(len(windows)), strict=True):
-                    if w.view not in blended:
-                        blended[w.view] = part.new_zeros(*part.shape[:2], *views[w.view].shape[2:])
-                    blended[w.view][..., w.rows, w.columns] += w.weights * part
             total = torch.zeros((), device=self.device)
-            for view in blended.values():
-                total = total + _resized(view, size)
-            return total / len(views)
+            for scale in self.scales:
+                view = _resize_to(inputs, (scaled(size[0], scale), scaled(size[1], scale)))
+                total = total + _resize_to(self._forward(view), size)
+            return total / len(self.scales)
 
-    def _batches(self, views: Sequence[Tensor]) -> Iterator[list[Window]]:
-        """The windows of all views, in lists of one size."""
-        by_size: dict[Size, list[Window]] = {}
-        for index, view in enumerate(views):
-            for window in windows_of(index, (view.shape[2], view.shape[3]), self.window, self.overlap, view.device):
-                by_size.setdefault(window.size, []).append(window)
-        at_once = max(1, self.batch_size // (len(views[0]) * (1 + self.flip)))
-        for windows in by_size.values():
-            for start in range(0, len(windows), at_once):
-                yield windows[start : start + at_once]
-
-    def _scores(self, inputs: Tensor) -> Tensor:
-        """What the network says of pieces (N, 3, h, w): (N, K, h, w), the mirrored ones turned back and averaged in."""
-        pieces = torch.cat([inputs, inputs.flip(-1)]) if self.flip else inputs
-        pieces = pieces.contiguous(memory_format=torch.channels_last)  # what convolutions are fastest in
+    def _forward(self, inputs: Tensor) -> Tensor:
+        """Return the scores of normalized images, averaged with those of the flipped images."""
+        if self.flip:
+            inputs = torch.cat([inputs, inputs.flip(-1)])
+        inputs = inputs.contiguous(memory_format=torch.channels_last)  # the fastest layout for convolutions
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
-            output: Any = self.model(pieces)
+            output: Any = self.model(inputs)
         logits: Tensor = output.logits if isinstance(output, Prediction) else output
         scores = logits.float() if self.average == "logits" else logits.float().softmax(1)
         if not self.flip:
             return scores
-        straight, mirrored = scores.chunk(2)
-        return (straight + mirrored.flip(-1)) / 2
+        straight, flipped = scores.chunk(2)
+        return (straight + flipped.flip(-1)) / 2
 
 
 def scaled(length: int, scale: float) -> int:
-    """A side of a picture at a scale. An odd one stays odd, so that aligned corners stay on a network's grid."""
+    """Return the length of a side at a scale. Odd lengths stay odd, which keeps corners on the feature grid."""
     if length % 2:
         return 2 * round((length - 1) / 2 * scale) + 1
     return max(1, round(length * scale))
 
 
-def windows_of(
-    view: int, size: Size, window: Size | None, overlap: float, device: torch.device | str = "cpu"
-) -> Iterator[Window]:
-    """Windows that cover a view evenly, with weights that sum to one at every pixel.
-
-    Args:
-        view: which view they are of.
-        size: its height and width.
-        window: of the windows; a smaller view is one window.
-        overlap: share of a window that the next one covers again, at least.
-        device: where the weights are.
-    """
-    rows = along(size[0], window[0] if window else size[0], overlap)
-    columns = along(size[1], window[1] if window else size[1], overlap)
-    for top, down in rows:
-        for left, right in columns:
-            weights = down.to(device)[:, None] * right.to(device)
-            yield Window(view, slice(top, top + len(down)), slice(left, left + len(right)), weights)
-
-
-def along(length: int, window: int, overlap: float, *, shifted: bool = False) -> list[tuple[int, Tensor]]:
-    """Along one axis, where windows start and the weights in each, largest in the middle, where a window sees most.
-
-    Shifted, all but the outermost lie half a step further, and one more is needed.
-    """
-    window = min(window, length)
-    step = max(1, int(window * (1 - overlap)))
-    number = -(-(length - window) // step) + 1
-    starts = [round(k * (length - window) / max(1, number - 1)) for k in range(number)]
-    if shifted:
-        between = [(start + after) // 2 for start, after in pairwise(starts)]
-        starts = sorted({0, *between, length - window})
-    at = torch.arange(window, dtype=torch.float64)
-    hat = torch.minimum(at, window - 1 - at) + 1
-    total = torch.zeros(length, dtype=torch.float64)
-    for start in starts:
-        total[start : start + window] += hat
-    return [(start, (hat / total[start : start + window]).float()) for start in starts]
-
-
-def _resized(images: Tensor, size: Sequence[int]) -> Tensor:
+def _resize_to(images: Tensor, size: Sequence[int]) -> Tensor:
     return images if images.shape[2:] == tuple(size) else resize(images, size)
 
 
 def _pixels(image: Image.Image | NDArray[np.uint8] | str | Path) -> Tensor:
-    """(3, H, W) uint8, RGB and upright."""
+    """Return the image as (3, H, W) uint8, RGB, with its EXIF rotation applied."""
     if isinstance(image, Image.Image):
         return image_to_tensor(image, "the image")
     if isinstance(image, np.ndarray):
@@ -209,8 +174,8 @@ def _pixels(image: Image.Image | NDArray[np.uint8] | str | Path) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode; afterwards each part is in the mode it was in, such as a frozen one amid those that train."""
+def _evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode, and restore the mode of each submodule afterwards."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

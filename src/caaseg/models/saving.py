@@ -1,10 +1,9 @@
-"""Models on disk and on the hub: a folder with model.safetensors, config.json and a model card."""
+"""Saved models: a directory with model.safetensors, config.json and a model card, on disk or on the hub."""
 
 import json
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +15,18 @@ from torch import Tensor, nn
 
 from caaseg.config import ModelConfig
 from caaseg.files import atomic_write
+from caaseg.models.heads import HEADS, resolve_head
 from caaseg.models.weights import check_fits, read_tensors
 
 if TYPE_CHECKING:
+    from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
 
 CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"
-CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.")  # what depends on the number of classes
+CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.")  # parameters whose shape depends on num_classes
 
 CARD = """---
 {{ card_data }}
@@ -36,14 +37,14 @@ CARD = """---
 A semantic segmentation model: head `{{ config.head }}`, backbone `{{ config.backbone }}`
 {%- if config.stages %} up to stage {{ config.stages }}{% endif %}, output stride
 {{ config.output_stride }}
-{%- if config.input_upsampling != 1 %}, images enlarged {{ config.input_upsampling }} times inside{% endif %}
-{%- if config.decoder %}, simple decoder{% endif %}. The heads, and what sets Channelized Axial
-Attention apart, are described in Huang et al., Channelized Axial Attention, AAAI 2022.
+{%- if config.input_upsampling != 1 %}, images upsampled {{ config.input_upsampling }} times{% endif %}
+{%- if config.decoder %}, simple decoder{% endif %}. The heads are described in Huang et al.,
+Channelized Axial Attention, AAAI 2022.
 
 ```python
 import caaseg
 
-model = caaseg.load_model("{{ repo_id | default('path/to/this/folder', true) }}")
+model = caaseg.load_model("{{ repo_id | default('path/to/this/directory', true) }}")
 prediction = model(images)  # images normalized with mean {{ mean }} and standard deviation {{ std }}
 ```
 {% if classes %}
@@ -62,7 +63,7 @@ prediction = model(images)  # images normalized with mean {{ mean }} and standar
 
 
 class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segmentation", model_card_template=CARD):
-    """Gives a model save_pretrained, push_to_hub and from_pretrained."""
+    """Mixin with save_pretrained, push_to_hub and from_pretrained."""
 
     config: ModelConfig
 
@@ -75,131 +76,149 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         repo_id: str | None = None,
         **push_to_hub_kwargs: Any,
     ) -> str | None:
-        """Write a folder that `load_model` reads: weights, config and model card, together or not at all.
+        """Save weights, config and model card, all or none, to a directory that `load_model` reads.
 
         Args:
-            save_directory: the folder; a model in it is replaced.
-            model_card_kwargs: what the card says beside what the model knows, such as training.
-            push_to_hub: also upload it, as `push_to_hub` does.
-            repo_id: the hub's name for it; the folder's name unless given.
+            save_directory: the directory; a model in it is replaced.
+            model_card_kwargs: further values for the card's template, such as training.
+            push_to_hub: upload it too, as `push_to_hub` does.
+            repo_id: id on the hub; the directory's name by default.
             push_to_hub_kwargs: further arguments of `push_to_hub`.
         """
         assert isinstance(self, nn.Module)
-        folder, card_kwargs = Path(save_directory), model_card_kwargs or {}
+        directory, card_kwargs = Path(save_directory), model_card_kwargs or {}
         config = json.dumps(self.config.as_dict(), indent=1) + "\n"
         card = str(self.generate_model_card(**card_kwargs))
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with (
-            atomic_write(folder / WEIGHTS) as weights_aside,
-            atomic_write(folder / CONFIG) as config_aside,
-            atomic_write(folder / CARD_FILE) as card_aside,
+            atomic_write(directory / WEIGHTS) as weights_file,
+            atomic_write(directory / CONFIG) as config_file,
+            atomic_write(directory / CARD_FILE) as card_file,
         ):
-            save_file(tensors, weights_aside, metadata={"format": "pt"})
-            config_aside.write_text(config)
-            shutil.copymode(config_aside, weights_aside)  # or else nobody but its owner may read it
-            card_aside.write_text(card)
+            save_file(tensors, weights_file, metadata={"format": "pt"})
+            config_file.write_text(config)
+            shutil.copymode(config_file, weights_file)  # safetensors makes it readable by its owner only
+            card_file.write_text(card)
         if not push_to_hub:
             return None
-        return str(self.push_to_hub(repo_id or folder.name, model_card_kwargs=card_kwargs, **push_to_hub_kwargs))
+        return str(self.push_to_hub(repo_id or directory.name, model_card_kwargs=card_kwargs, **push_to_hub_kwargs))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
         backbone: Any = self.backbone  # type: ignore[attr-defined]
-        escaped = [_in_a_table(name) for name in self.config.classes or ()]
-        known = {"config": self.config, "classes": escaped, "mean": backbone.mean, "std": backbone.std}
-        return super().generate_model_card(*args, **known, **kwargs)
+        classes = [" ".join(name.split()).replace("|", "\\|") for name in self.config.classes or ()]
+        values = {"config": self.config, "classes": classes, "mean": backbone.mean, "std": backbone.std}
+        return super().generate_model_card(*args, **values, **kwargs)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, num_classes: int | None = None) -> "Segmenter":  # type: ignore[override]
         return load_model(source, num_classes=num_classes)
 
 
-def load_model(source: str | Path, *, num_classes: int | None = None, revision: str | None = None) -> "Segmenter":
-    """A model from a saved folder, a run's folder or the hub, in evaluation mode. Never runs code from a file.
+def load_model(
+    source: str | Path,
+    *,
+    num_classes: int | None = None,
+    revision: str | None = None,
+    head: "str | type[Head] | None" = None,
+    backbone: nn.Module | None = None,
+) -> "Segmenter":
+    """Load a model in evaluation mode. Never runs code from the files of the model.
 
-    Weights that were saved in 16 bits, as after `model.half()`, are widened to 32.
+    Weights that were saved in 16 bits, as after `model.half()`, are converted to 32.
 
     Args:
-        source: a folder that save_pretrained wrote, a training run's folder, or a hub id such as owner/name.
-        num_classes: for fine-tuning on other classes: all weights are kept but the classifiers', which start anew.
-        revision: a branch, tag or commit of a model on the hub.
+        source: a directory that save_pretrained wrote, a run directory, or a hub id such as owner/name.
+        num_classes: for fine-tuning on other classes: all weights are loaded but the classifiers', which are
+            initialized anew.
+        revision: branch, tag or commit of a model on the hub.
+        head: class of a head that is not built in, or "file.py:Class", which executes the file.
+        backbone: module for a model that was created with a backbone module; the saved weights are loaded into it.
     """
     from caaseg.models.segmenter import Segmenter
 
-    folder = _folder(source, revision)
-    config = read_config(folder / CONFIG)
-    weights = folder / WEIGHTS if (folder / WEIGHTS).exists() else folder / PYTORCH_WEIGHTS
-    tensors = read_tensors(weights if weights.exists() else folder / WEIGHTS)
+    directory = _find_directory(source, revision)
+    config = read_config(directory / CONFIG)
+    if head is None and config.head not in HEADS:
+        raise ValueError(
+            f"{directory / CONFIG}: head is {config.head!r}, which is not built in; pass its class: "
+            "load_model(..., head=MyHead)"
+        )
+    if backbone is None and ":" in config.backbone:
+        raise ValueError(
+            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass one: "
+            "load_model(..., backbone=module)"
+        )
+    kind = resolve_head(config.head if head is None else head)
+    weights = directory / WEIGHTS if (directory / WEIGHTS).exists() else directory / PYTORCH_WEIGHTS
+    tensors = read_tensors(weights if weights.exists() else directory / WEIGHTS)
     try:
-        with torch.device("meta"):  # so that a config that asks for too much takes no memory
-            check_fits(Segmenter(config), tensors, str(weights))
+        with torch.device("meta"):  # a config with huge sizes takes no memory
+            check_fits(Segmenter(config, head=kind, backbone=backbone), tensors, str(weights))
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(str(error) if str(weights) in str(error) else f"{folder / CONFIG}: {error}") from error
+        raise ValueError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
         config = config.replace(num_classes=num_classes, classes=None, palette=None)
-    model = Segmenter(config)
-    learned = len(tensors["classifier.weight"])
-    if config.num_classes != learned:
+    model = Segmenter(config, head=kind, backbone=backbone)
+    trained = len(tensors["classifier.weight"])
+    if config.num_classes != trained:
         warnings.warn(
-            f"{source} was learned on {learned} classes and is loaded with {num_classes}: the classifiers start anew, "
-            "everything else is kept",
+            f"{source} was trained on {trained} classes and is loaded with {num_classes}: the classifiers are "
+            "initialized anew, all other weights are loaded",
             stacklevel=2,
         )
-        tensors = _with_classifiers_of(model, tensors)
-    # Assigned, they keep the width they were saved in; cloned, they lie as aligned in memory as any other tensor.
-    model.load_state_dict({name: _widened(tensor) for name, tensor in tensors.items()}, assign=True)
+        new = model.state_dict()
+        tensors = {
+            name: new[name].to(tensor.dtype) if name.startswith(CLASSIFIERS) else tensor
+            for name, tensor in tensors.items()
+        }
+    # Assigned tensors keep the dtype they were saved in; cloned ones are aligned in memory like any other.
+    model.load_state_dict({name: _to_32_bits(tensor) for name, tensor in tensors.items()}, assign=True)
     return model.eval()
 
 
-def _widened(tensor: Tensor) -> Tensor:
-    """A copy, of 32 bits where it was saved in 16: those are for files, and images are not of 16 bits."""
+def _to_32_bits(tensor: Tensor) -> Tensor:
+    """Return a copy, in float32 if it was saved in 16 bits."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.clone()
 
 
-def _with_classifiers_of(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    ours = model.state_dict()
-    return {
-        name: ours[name].to(tensor.dtype) if name.startswith(CLASSIFIERS) else tensor
-        for name, tensor in tensors.items()
-    }
-
-
-def _in_a_table(name: str) -> str:
-    return " ".join(name.split()).replace("|", "\\|")
-
-
-def _folder(source: str | Path, revision: str | None) -> Path:
+def _find_directory(source: str | Path, revision: str | None) -> Path:
+    """Return the directory with the model's files; download it if the source is a hub id."""
     path = Path(source)
-    for folder in (path, path / "model"):  # a saved model, or a run's folder, which holds one
-        if (folder / CONFIG).is_file():
-            return folder
+    for directory in (path, path / "model"):  # a saved model, or a run directory
+        if (directory / CONFIG).is_file():
+            return directory
     if (path / "best" / CONFIG).is_file():
         raise ValueError(
-            f"{source}: a run that is not finished; go on with it by --resume auto, or take what scored best on its "
-            f"validation split so far, {path / 'best'}"
+            f"{source}: an unfinished run; resume it with --resume auto, or use the model with the best validation "
+            f"score so far, {path / 'best'}"
         )
     if path.exists():
         raise ValueError(
-            f"{source}: holds no model; expected a folder with {CONFIG} and {WEIGHTS}, or a run's folder with model/"
+            f"{source}: contains no model; expected a directory with {CONFIG} and {WEIGHTS}, or a run directory with "
+            "model/"
         )
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        raise ValueError(f"{source}: no such folder, and not a hub id (owner/name); give the folder of a saved model")
+        raise ValueError(
+            f"{source}: no such directory, and not a hub id (owner/name); expected the directory of a saved model"
+        )
     try:
         files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
         return Path(snapshot_download(str(source), revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(
-            f"{source}: no such folder, and the hub did not give it ({reason}); check the name and the network"
+            f"{source}: no such directory, and the download from the hub failed ({reason}); check the name and the "
+            "network"
         ) from error
 
 
 def read_config(path: Path) -> ModelConfig:
-    """A model's config.json, checked field by field."""
+    """Read and validate a model's config.json."""
     try:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(
-            f"{path}: not a model's config ({error}); expected the JSON that save_pretrained wrote"
+            f"{path}: not a model config ({error}); expected the JSON that save_pretrained wrote"
         ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote")

@@ -1,17 +1,19 @@
-"""Backbone, head, decoder and classifiers joined: images in, a Prediction out."""
+"""The segmentation model: backbone, head, decoder and classifiers."""
 
+import copy
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from caaseg.attention.projection import projection
 from caaseg.config import ModelConfig, OutputStride
-from caaseg.models.backbones import Backbone, Features
+from caaseg.models.backbones import Backbone, Features, TimmBackbone, check_backbone
 from caaseg.models.decoder import SimpleDecoder
-from caaseg.models.heads import DROPOUT, HEADS
+from caaseg.models.heads import head_class, resolve_head
+from caaseg.models.heads.base import DROPOUT, Head
 from caaseg.models.resize import resize, upsample_input
 from caaseg.models.saving import HubModel
 from caaseg.models.weights import load_backbone_weights
@@ -20,40 +22,57 @@ AUX_CHANNELS = 256
 
 
 class Prediction(NamedTuple):
-    """What a model says of a batch, in training and in evaluation. K classes, logits at the images' size."""
+    """Output of a model, in training and in evaluation. K classes, logits at the size of the images."""
 
     logits: Tensor  # (N, K, H, W)
-    aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's feature; None without one
-    branches: dict[str, Tensor]  # name -> (N, K, H, W); "spatial", "channel" for danet, "channel" for axial_se
+    aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without one
+    branches: dict[str, Tensor]  # name -> (N, K, H, W), as the head's `branches` lists them
 
 
 class Segmenter(nn.Module, HubModel):
     """A segmentation model.
 
     Args:
-        config: what to build.
-        hub_weights: start the backbone from timm's ImageNet weights, fetched from its hub.
+        config: architecture and classes.
+        head: class of the head, needed if `config.head` is not a name in `HEADS`.
+        backbone: a backbone module to use instead of the timm model `config.backbone`; see `Backbone`.
+        hub_weights: download timm's ImageNet weights for the backbone.
     """
 
-    def __init__(self, config: ModelConfig, *, hub_weights: bool = False) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        head: type[Head] | None = None,
+        backbone: nn.Module | None = None,
+        hub_weights: bool = False,
+    ) -> None:
         super().__init__()
         self.config = config
-        self.backbone = Backbone(
-            config.backbone,
-            output_stride=config.output_stride,
-            stages=config.stages,
-            multi_grid=config.multi_grid,
-            variant=config.resnet_variant,
-            with_fine=config.decoder,
-            hub_weights=hub_weights,
+        head = head or head_class(config.head)  # built in: a config never decides which code is run
+        if backbone is None:
+            self.backbone: Backbone = TimmBackbone(
+                config.backbone,
+                output_stride=config.output_stride,
+                stages=config.stages,
+                multi_grid=config.multi_grid,
+                variant=config.resnet_variant,
+                with_fine=config.decoder,
+                hub_weights=hub_weights,
+            )
+        else:
+            self.backbone = check_backbone(backbone, with_fine=config.decoder)
+        coarse = self.backbone.coarse_channels
+        self.head = head(coarse, config)
+        self.decoder = (
+            SimpleDecoder(self.head.out_channels, cast("int", self.backbone.fine_channels), config.decoder_channels)
+            if config.decoder
+            else None
         )
-        coarse, fine = self.backbone.coarse_channels, self.backbone.fine_channels
-        self.head = HEADS[config.head](coarse, config)
-        self.decoder = None if fine is None else SimpleDecoder(self.head.out_channels, fine, config.decoder_channels)
         decoded = self.head.out_channels if self.decoder is None else self.decoder.out_channels
         self.classifier = classifier(decoded, config.num_classes)
         self.branch_classifiers = nn.ModuleDict(
-            {name: classifier(channels, config.num_classes) for name, channels in self.head.branch_channels.items()}
+            {name: classifier(self.head.branch_channels, config.num_classes) for name in self.head.branches}
         )
         self.aux = (
             nn.Sequential(
@@ -64,19 +83,19 @@ class Segmenter(nn.Module, HubModel):
         )
 
     def forward(self, images: Tensor) -> Prediction:
-        """Normalized images of any size, (N, 3, H, W)."""
-        return resized(self.coarse(images), images.shape[2:])
+        """Predict normalized images of any size, (N, 3, H, W)."""
+        return resize_prediction(self.coarse(images), images.shape[2:])
 
     def coarse(self, images: Tensor) -> Prediction:
-        """The same before it is resized: logits at the size of the features. A loss needs no more."""
-        return self.classified(*self.features(images))
+        """Predict without the final resizing: logits at the size of the features, which is all the loss needs."""
+        return self.classify(*self.features(images))
 
     def features(self, images: Tensor) -> Features:
-        """What the backbone sees in them, enlarged where the config says so."""
+        """Return the backbone's features of (optionally upsampled) images."""
         return self.backbone(upsample_input(images, self.config.input_upsampling))  # type: ignore[no-any-return]
 
-    def classified(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
-        """The same from the backbone's features: Features.coarse and Features.fine."""
+    def classify(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
+        """Return the coarse prediction from the backbone's features."""
         features, branches = self.head(coarse)
         decoded = features if self.decoder is None else self.decoder(features, fine)
         return Prediction(
@@ -85,9 +104,26 @@ class Segmenter(nn.Module, HubModel):
             branches={name: self.branch_classifiers[name](branch) for name, branch in branches.items()},
         )
 
+    def rebuild(self, **changes: Any) -> "Segmenter":
+        """Return a new model with the same weights and other settings, on the same device and in the same mode.
 
-def resized(prediction: Prediction, size: Sequence[int]) -> Prediction:
-    """The same for images of that height and width, in tensors of its own."""
+        Args:
+            **changes: fields of `ModelConfig` that do not change the shape of any weight.
+        """
+        timm = isinstance(self.backbone, TimmBackbone)
+        if "output_stride" in changes and not timm:
+            raise ValueError(
+                f"the backbone is a module of your own ({self.config.backbone}), whose output stride cannot be "
+                "changed; leave output_stride out"
+            )
+        backbone = None if timm else copy.deepcopy(self.backbone)
+        model = Segmenter(self.config.replace(**changes), head=type(self.head), backbone=backbone)
+        model.load_state_dict(self.state_dict())
+        return model.to(self.classifier.weight).train(self.training)
+
+
+def resize_prediction(prediction: Prediction, size: Sequence[int]) -> Prediction:
+    """Resize all logits to a height and width, as new tensors."""
     return Prediction(
         logits=resize(prediction.logits, size),
         aux=None if prediction.aux is None else resize(prediction.aux, size),
@@ -96,7 +132,7 @@ def resized(prediction: Prediction, size: Sequence[int]) -> Prediction:
 
 
 def classifier(in_channels: int, num_classes: int) -> nn.Conv2d:
-    """Logits from features, pixel by pixel; Glorot-uniform as the rest of the head, no class preferred at first."""
+    """Return a 1x1 convolution from features to logits, Glorot-uniform like the head, with zero bias."""
     convolution = nn.Conv2d(in_channels, num_classes, 1)
     nn.init.xavier_uniform_(convolution.weight)
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
@@ -104,9 +140,9 @@ def classifier(in_channels: int, num_classes: int) -> nn.Conv2d:
 
 
 def create_model(
-    head: str,
+    head: str | type[Head],
     *,
-    backbone: str = "resnet50",
+    backbone: str | nn.Module = "resnet50",
     num_classes: int,
     output_stride: OutputStride = 16,
     aux: bool = False,
@@ -114,18 +150,20 @@ def create_model(
     pretrained: bool | str | Path | None = False,
     **options: Any,
 ) -> Segmenter:
-    """Build a model by the names of its parts.
+    """Build a model from the names of its parts, or from parts of your own.
 
     Args:
-        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet.
-        backbone: a timm model that supports features_only and output_stride.
+        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet; a subclass of
+            `caaseg.models.heads.base.Head`; or "file.py:Class", which executes the file.
+        backbone: a timm model that supports features_only and output_stride, or a module that follows
+            `caaseg.models.backbones.Backbone`.
         num_classes: number of classes.
         output_stride: 8 or 16.
         aux: add the auxiliary branch.
         decoder: add the simple decoder on stride-4 features.
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or
             torchvision naming.
-        **options: further fields of `ModelConfig`, such as stages, enlarge, gate_layers, multi_grid or classes.
+        **options: further fields of `ModelConfig`, such as stages, gate_layers, multi_grid or classes.
     """
     known = ModelConfig.names()
     for name in options:
@@ -134,32 +172,35 @@ def create_model(
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
             raise ValueError(f"create_model has no option {name!r}; {hint}")
     config = ModelConfig(
-        head=head,
-        backbone=backbone,
+        head=head if isinstance(head, str) else _class_name(head),
+        backbone=backbone if isinstance(backbone, str) else _class_name(type(backbone)),
         num_classes=num_classes,
         output_stride=output_stride,
         aux=aux,
         decoder=decoder,
-        **{name: _frozen(value) for name, value in options.items()},
+        **{name: _as_tuples(value) for name, value in options.items()},
     )
-    model = Segmenter(config, hub_weights=pretrained is True)
+    module = None if isinstance(backbone, str) else backbone
+    if module is not None and pretrained:
+        raise ValueError("pretrained is for timm backbones; load the weights of a backbone module before passing it")
+    model = Segmenter(config, head=resolve_head(head), backbone=module, hub_weights=pretrained is True)
     if not isinstance(pretrained, bool | None):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model
 
 
 def with_output_stride(model: Segmenter, output_stride: OutputStride) -> Segmenter:
-    """The model at another output stride than it was trained with: strides and dilations change, the weights do not."""
-    if output_stride == model.config.output_stride:
-        return model
-    other = Segmenter(model.config.replace(output_stride=output_stride))
-    other.load_state_dict(model.state_dict())
-    return other.to(model.classifier.weight.device).train(model.training)
+    """Return the model at another output stride: strides and dilations change, the weights do not."""
+    return model if output_stride == model.config.output_stride else model.rebuild(output_stride=output_stride)
 
 
-def _frozen(value: Any) -> Any:
-    """Lists and arrays as tuples, so that a config compares and hashes by what it holds."""
+def _class_name(kind: type) -> str:
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def _as_tuples(value: Any) -> Any:
+    """Convert lists and arrays to tuples, so that configs are hashable."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    return tuple(_frozen(item) for item in value) if is_list else value
+    return tuple(_as_tuples(item) for item in value) if is_list else value

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ from caaseg.analysis.conflicts import Conflict, Conflicts, marks
 from caaseg.data.sample import Color
 from caaseg.drawing.panels import WIDTH, Row, draw_panels, labels_over, legend_of, placed
 from caaseg.drawing.sheet import marked
+from caaseg.models.heads.base import ConflictWording, Head
 from caaseg.reports.figures import save
 from caaseg.reports.page import data_address, picture, write_page
 
@@ -31,55 +32,11 @@ RANKED = 20  # images in the page's list
 PAGE, FIGURE, GATES = "conflicts.html", "conflicts.png", "gates.png"
 
 
-class Wording(NamedTuple):
-    """How a design's parts and whole are spoken of."""
-
-    lead: str
-    lost: str
-    won: str
-    disagree: str | None  # None where there is but one part
-    caution: str
-
-
-WORDINGS = {
-    "danet": Wording(
-        lead="The parallel design: position and channel attention side by side, each with a classifier of its own, and "
-        "their sum, which is the prediction.",
-        lost="a branch is right, the fusion is wrong",
-        won="the fusion is right, neither branch is",
-        disagree="the branches disagree, neither lost nor won",
-        caution="A branch may be right by chance, and of two one more easily than the only one: read what was lost "
-        "beside what was won, and compare with models of as many branches.",
-    ),
-    "axial_se": Wording(
-        lead="The sequential design: channel attention and axial attention one after the other. A classifier behind a "
-        "stop-gradient reads what the channel attention gave and changes nothing else.",
-        lost="the channel branch is right, the final prediction is wrong",
-        won="the final prediction is right, the channel branch is not",
-        disagree=None,
-        caution="What the branch has right could be told from the channel attention's features; nothing in the network "
-        "was trained to keep it. Read what was lost beside what was won.",
-    ),
-    "caa": Wording(
-        lead="Channelized axial attention has no branches that classify: its channel attention is a factor of the "
-        "spatial one. Shown instead is what its gates change, by flattening them. A level gate has its mean over the "
-        "image's rows (column gate) or columns (row gate), channel by channel: it weighs channels as before, but no "
-        "longer looks where it is. An even gate has one value, its mean over channels too: it weighs nothing. A gate "
-        "that is not flattened keeps its values.",
-        lost="right with flattened gates, wrong as trained",
-        won="right as trained, wrong with every flattening",
-        disagree="the flattened ones disagree, neither lost nor won",
-        caution="The network was not trained with flattened gates: this says what it makes of its gates, not what it "
-        "would be had it learned without, and its numbers do not compare with those of branches.",
-    ),
-}
-
-
 def write_conflicts(
     folder: Path,
     conflicts: Conflicts,
     *,
-    head: str,
+    head: Head,
     title: str,
     on: str,
     palette: Sequence[Color],
@@ -96,9 +53,10 @@ def write_conflicts(
         palette: colors of the classes.
         origin: hardware and versions, as `provenance` gives them.
     """
-    wording = WORDINGS[head]
+    wording = head.conflict_wording
+    assert wording is not None
     figures = {FIGURE: draw_conflicts(conflicts, wording, palette)}
-    if head == "caa":
+    if head.flattens_gates:
         figures[GATES] = draw_gates(conflicts.worst)
     for name, figure in figures.items():
         save(figure, folder / name)
@@ -132,7 +90,7 @@ def write_conflicts(
     return [folder / PAGE, *(folder / name for name in figures)]
 
 
-def sentences(conflicts: Conflicts, wording: Wording) -> list[str]:
+def sentences(conflicts: Conflicts, wording: ConflictWording) -> list[str]:
     """What the numbers say, whichever way they point."""
     counts = conflicts.counts
     labelled = int(counts.labelled.sum())
@@ -220,7 +178,7 @@ def conflicts_as_json(conflicts: Conflicts) -> dict[str, Any]:
     }
 
 
-def draw_conflicts(conflicts: Conflicts, wording: Wording, palette: Sequence[Color]) -> Figure:
+def draw_conflicts(conflicts: Conflicts, wording: ConflictWording, palette: Sequence[Color]) -> Figure:
     """The worst images: image, truth, each view, and where something was lost or won."""
     rows = [
         Row(f"{conflict.counts.name}: {_note(conflict)}", _panels(conflict, palette)) for conflict in conflicts.worst
@@ -292,7 +250,7 @@ def _columns(conflicts: Conflicts) -> list[str]:
     return ["image", "truth", *conflicts.names, "lost and won"]
 
 
-def _legend_of_marks(wording: Wording) -> list[tuple[str, Color]]:
+def _legend_of_marks(wording: ConflictWording) -> list[tuple[str, Color]]:
     kinds = ((wording.lost, LOST), (wording.won, WON), (wording.disagree, OPEN))
     return [(name, color) for name, color in kinds if name is not None]
 

@@ -17,6 +17,7 @@ from caaseg.analysis.pixel_attention import PixelAttention
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Color
 from caaseg.drawing.sheet import overlay
+from caaseg.models.heads.base import Head
 from caaseg.models.segmenter import Segmenter
 from caaseg.reports.page import templates
 
@@ -31,13 +32,6 @@ GROUND = 0.45  # how bright the image is where nothing looks
 DECADES = 3  # powers of ten between the brightest and nothing: most weights are far below the strongest
 BARS = 6  # channels on each side of the chart of gates
 ALIKE = 0.01  # gates that differ by less look the same as bars
-
-INSTEAD = {
-    "fcn": "An FCN head has no attention. What a pixel is, it tells from the backbone's features right around it.",
-    "danet": "A DANet head has no attention along columns and rows. It attends to all pixels in one branch and to "
-    "channels in another, and adds the two.",
-}
-"""What heads have in place of attention that a pixel can be asked about."""
 
 
 def classes_of(model: Segmenter) -> tuple[tuple[str, ...], tuple[Color, ...]]:
@@ -98,9 +92,11 @@ def gate_chart(gates: Tensor) -> str:
     return _part("gates", strongest, weakest, len(order), strongest[0][1] - weakest[0][1] < ALIKE)
 
 
-def pixel_note(looked: PixelAttention | None, head: str, name: str, pixel: tuple[int, int], size: Sequence[int]) -> str:
+def pixel_note(
+    looked: PixelAttention | None, head: Head, name: str, pixel: tuple[int, int], size: Sequence[int]
+) -> str:
     """What is drawn, in words, as HTML."""
-    return _part("note", _facts(looked, size[:2]), INSTEAD.get(head), name, pixel)
+    return _part("note", _facts(looked, size[:2]), head.without_attention, name, pixel)
 
 
 def message(text: str, *, problem: bool = False) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from caaseg.analysis.paired import paired_difference
 from caaseg.data.catalogue import find
 from caaseg.files import atomic_write
+from caaseg.models.heads import head_class
 from caaseg.reports.figures import save
 from caaseg.reports.grids import Cost, GridReport, Line, as_json, draw_grid, markdown
 from caaseg.reproduce.grid import Grid, Manner
@@ -68,7 +69,7 @@ def _lines(grid: Grid, row: Row, records: Mapping[tuple[str, int], dict[str, Any
         found = next((record for seed in seeds if (record := records[row.name, seed])), None)
         yield Line(
             row=row.name,
-            label=row.label,
+            label=row.label or head_class(row.model["head"]).title,
             manner=manner.label,
             scores=tuple(ours),
             paper=None if number is None else number.mean,

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from caaseg.models.heads import HEADS
+
 TableName = Literal["table1", "table2", "table3", "table4", "table5", "state_of_the_art", "appendix", "heads", "groups"]
 Protocol = Literal["single", "multi"]
 """Single scale, or several scales and mirrored images."""
@@ -31,7 +33,8 @@ class Row:
 
     name: str
     """Of its cells."""
-    label: str
+    label: str | None
+    """None for the title of its head's class."""
     recipe: str | None
     """The shipped recipe on the paper's data; None where the paper has no such row."""
     model: Mapping[str, Any]
@@ -364,20 +367,12 @@ TABLES: dict[str, Table] = {
         rows=tuple(
             Row(
                 name=head,
-                label=label,
+                label=None,
                 recipe=None,
                 model={"head": head},
                 baseline=None if head == "axial" else "axial",
             )
-            for head, label in {
-                "fcn": "FCN",
-                "axial": "axial attention",
-                "axial_se": "squeeze-and-excitation, then axial attention",
-                "caa": "channelized axial attention",
-                "self_attention": "self-attention",
-                "channelized_self_attention": "channelized self-attention",
-                "danet": "DANet",
-            }.items()
+            for head in HEADS
         ),
         notes=("This is not a table of the paper: it trains every head by one recipe, on one dataset.",),
     ),

@@ -27,7 +27,7 @@ from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.models import Prediction, Segmenter
-from caaseg.models.cuda_graphs import recorded
+from caaseg.models.cuda_graphs import capture_coarse
 from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.models.predictor import Predictor
 from caaseg.training.checkpoints import write_checkpoint
@@ -399,7 +399,7 @@ def _network(
     states = 0 if optimizer.state else 2 if recipe.optimizer.name == "adamw" else int(recipe.optimizer.momentum > 0)
     try_step(model, compute_loss, states, recipe, crops)
     if recipe.cuda_graph and fabric.world_size == 1:
-        network = recorded(model, prepare(images), fabric.autocast)
+        network = capture_coarse(model, prepare(images), fabric.autocast)
     return network
 
 

@@ -16,6 +16,7 @@ from caaseg.data.sample import SegmentationDataset
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.files import atomic_write
 from caaseg.models import Segmenter
+from caaseg.models.heads import resolve_head
 from caaseg.recipes import load_recipe, save_recipe
 from caaseg.training.checkpoints import RECIPE, newest_step, state_to_resume
 from caaseg.training.loop import Progress, TrainingResult, train_loop
@@ -109,11 +110,11 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
         )
     crops = recipe.batch_size // parts
     synchronized = processes.device.type == "cuda" and processes.total > 1
-    head = recipe.model.head if model is None else model.config.head
-    if crops == 1 and not synchronized and head not in ("fcn", "danet"):
+    head = resolve_head(recipe.model.head) if model is None else type(model.head)
+    if crops == 1 and not synchronized and head.needs_two_images:
         raise ValueError(
-            f"each forward pass has 1 crop, but the image-level branch of head {head} needs 2 or more for its batch "
-            "statistics; set a larger batch_size or a smaller accumulate"
+            f"each forward pass has 1 crop, but the image-level branch of {head.__name__} needs 2 or more for its "
+            "batch statistics; set a larger batch_size or a smaller accumulate"
         )
     if recipe.precision == "16" and processes.device.type != "cuda":
         raise ValueError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")

@@ -1,0 +1,160 @@
+"""Base class of all heads, and the frame that most of them share.
+
+A head turns the backbone's coarse feature map into the feature map that is classified per pixel. To add one, subclass
+`Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
+"""
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from caaseg.attention import ChannelizedAxialAttention, SelfAttention
+from caaseg.attention.projection import projection
+from caaseg.config import Architecture
+
+DROPOUT = 0.1
+
+AttentionBlock = ChannelizedAxialAttention | SelfAttention
+
+
+class HeadFeatures(NamedTuple):
+    """Output of a head. Each feature map gets its own classifier."""
+
+    fused: Tensor  # (N, out_channels, H, W)
+    branches: dict[str, Tensor]  # branch name -> (N, branch_channels, H, W)
+
+
+class ConflictWording(NamedTuple):
+    """Texts of the conflict study for one design of attention."""
+
+    lead: str
+    lost: str
+    won: str
+    disagree: str | None  # None for a design with a single branch
+    caution: str
+
+
+class Head(nn.Module):
+    """Base class of heads, constructed as `HeadClass(in_channels, config)`.
+
+    Subclasses set `out_channels`, and `branch_channels` if they have branches, in `__init__`.
+    """
+
+    title: ClassVar[str] = "custom head"
+    """Name for tables and figures."""
+    branches: ClassVar[tuple[str, ...]] = ()
+    """Names of the feature maps in `HeadFeatures.branches`."""
+    needs_two_images: ClassVar[bool] = False
+    """Whether training needs two images per device and step, for batch statistics of 1 x 1 feature maps."""
+    views: ClassVar[tuple[str, ...]] = ()
+    """Predictions that the conflict study compares; the last is the model's own. Empty if it does not apply."""
+    flattens_gates: ClassVar[bool] = False
+    """Whether the views are predictions with flattened gates, instead of the branches."""
+    conflict_wording: ClassVar[ConflictWording | None] = None
+    """Texts of the conflict study; None if it does not apply."""
+    without_attention: ClassVar[str] = "This head has no attention that can be shown per pixel."
+    """Shown instead of attention maps if `attention_block()` is None."""
+
+    out_channels: int
+    branch_channels: int = 0
+
+    def forward(self, features: Tensor) -> HeadFeatures:
+        """(N, in_channels, H, W) -> HeadFeatures."""
+        raise NotImplementedError
+
+    def attention_block(self) -> AttentionBlock | None:
+        """Return the block whose attention can be explained per pixel, or None."""
+        return None
+
+
+class AttentionHead(Head):
+    """The authors' frame around an attention block: entry and exit convolutions, and an image-level branch.
+
+    Args:
+        in_channels: channels of the backbone's coarse feature map.
+        config: architecture settings; `config.channels` is the width inside the frame.
+    """
+
+    needs_two_images = True
+
+    def __init__(self, in_channels: int, config: Architecture) -> None:
+        super().__init__()
+        channels = config.channels
+        block = self.build_block(config)
+        self.entry = projection(in_channels, channels, kernel_size=3)
+        self.block = block
+        self.exit = projection(channels, channels)
+        self.image_level = projection(in_channels, channels)
+        self.out_channels = 256
+        self.branch_channels = channels
+        self.bottleneck = projection(2 * channels, self.out_channels, kind=ImageBiasedConvolution)
+        self.dropout = nn.Dropout(DROPOUT)
+
+    def build_block(self, config: Architecture) -> nn.Module:
+        """Return the attention block: (N, config.channels, H, W) -> the same shape."""
+        raise NotImplementedError
+
+    def attend(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Apply the block. Return its output and the branches by name, all (N, C, H, W)."""
+        return self.block(features), {}
+
+    def forward(self, features: Tensor) -> HeadFeatures:
+        norm = self.image_level[1]
+        if norm.training and isinstance(norm, nn.BatchNorm2d) and features.shape[0] == 1:
+            raise ValueError(
+                "a batch of one image cannot be trained on: batch normalization of the image-level branch needs two; "
+                "use two or more images per device, or keep batch normalization in evaluation mode"
+            )
+        attended, branches = self.attend(self.entry(features))  # (N, C, H, W)
+        image = self.image_level(mean_over_image(features))  # (N, C, 1, 1)
+        convolution, *rest = self.bottleneck
+        fused: Tensor = convolution(self.exit(attended), image)  # (N, 256, H, W)
+        for module in rest:
+            fused = module(fused)
+        return HeadFeatures(self.dropout(fused), branches)
+
+    def attention_block(self) -> AttentionBlock | None:
+        return self.block if isinstance(self.block, AttentionBlock) else None
+
+
+class ImageBiasedConvolution(nn.Conv2d):
+    """1 x 1 convolution of feature maps concatenated with image-level features.
+
+    Image-level features are the same at every pixel, so their part of the convolution is one bias per image. The
+    concatenated maps, twice the size, are never built.
+    """
+
+    def forward(self, maps: Tensor, image: Tensor) -> Tensor:  # type: ignore[override]
+        """(N, C, H, W) and (N, C', 1, 1) -> (N, out, H, W), with weights for C + C' channels."""
+        c = maps.shape[1]
+        return F.conv2d(maps, self.weight[:, :c], self.bias) + F.conv2d(image, self.weight[:, c:])
+
+
+def mean_over_image(features: Tensor) -> Tensor:
+    """Return the mean over all pixels: (N, C, H, W) -> (N, C, 1, 1)."""
+    if torch.is_grad_enabled() and features.requires_grad:
+        mean: Tensor = _Mean.apply(features)  # type: ignore[no-untyped-call]
+        return mean
+    return features.mean((2, 3), keepdim=True)
+
+
+class _Mean(torch.autograd.Function):
+    """Mean over pixels whose gradient is an expanded view. Torch's own materializes it, and not channels last."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(features: Tensor) -> Tensor:
+        return features.mean((2, 3), keepdim=True)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.shape = inputs[0].shape  # type: ignore[attr-defined]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        expanded: Tensor = (grad / (ctx.shape[2] * ctx.shape[3])).expand(ctx.shape)
+        return expanded

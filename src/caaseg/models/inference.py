@@ -1,0 +1,101 @@
+"""Models prepared for inference: loaded, batch norm folded, compiled, captured as CUDA graphs."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from caaseg.config import Color, OutputStride
+from caaseg.data.labels import distinct_colors
+from caaseg.models.cuda_graphs import CapturedModel
+from caaseg.models.folding import compile_for_inference, fold_batch_norm
+from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel
+from caaseg.models.saving import load_model
+from caaseg.models.segmenter import Segmenter, with_output_stride
+
+
+class LoadedModel(NamedTuple):
+    """A model prepared for inference, and what is needed to save and draw its predictions."""
+
+    network: nn.Module
+    num_classes: int
+    classes: tuple[str, ...] | None
+    palette: tuple[Color, ...]
+    digest: str  # SHA-256 of the settings and weights
+
+
+def prepare_for_inference(
+    model: Segmenter,
+    *,
+    device: torch.device | str,
+    output_stride: OutputStride | None = None,
+    compile: bool = False,  # noqa: A002
+    capture: bool = True,
+) -> nn.Module:
+    """Return a copy of a model for inference only, with the same outputs up to rounding.
+
+    Args:
+        model: the model, which is not changed.
+        device: where to run.
+        output_stride: another output stride than the model was trained with; None for its own.
+        compile: use torch.compile, which takes about half a minute per image size.
+        capture: capture CUDA graphs on a GPU; a CPU ignores it.
+    """
+    if output_stride is not None:
+        model = with_output_stride(model, output_stride)
+    folded = fold_batch_norm(model).to(device)
+    if compile:
+        compile_for_inference(folded)
+    return CapturedModel(folded) if capture and torch.device(device).type == "cuda" else folded
+
+
+def load_for_inference(
+    source: str,
+    *,
+    device: torch.device | str = "cpu",
+    output_stride: OutputStride | None = None,
+    precision: str = "32",
+    compile: bool = False,  # noqa: A002
+) -> LoadedModel:
+    """Load a model and prepare it for inference.
+
+    Args:
+        source: a run directory, the directory of a saved model, a hub id, or an exported .onnx file.
+        device: where to run.
+        output_stride: another output stride than the model was trained with; not for .onnx files.
+        precision: compute precision that the caller will use; .onnx files have 32 only.
+        compile: use torch.compile; not for .onnx files.
+    """
+    if source.lower().endswith(ONNX_SUFFIX):
+        options = {"--output-stride": output_stride is not None, "--compiled": compile}
+        options[f"--precision {precision}"] = precision != "32"
+        for option, given in options.items():
+            if given:
+                raise ValueError(f"{source}: {option} does not apply to an exported model; leave it out")
+        exported = OnnxModel(Path(source), device=device)
+        digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        palette = exported.palette or distinct_colors(exported.num_classes)
+        return LoadedModel(exported, exported.num_classes, exported.classes, palette, digest)
+    model = load_model(source)
+    if output_stride is not None:
+        model = with_output_stride(model, output_stride)
+    config = model.config
+    hashed = hashlib.sha256(json.dumps(config.as_dict()).encode())
+    for name, tensor in model.state_dict().items():
+        hashed.update(name.encode())
+        hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    network = prepare_for_inference(model, device=device, compile=compile)
+    palette = config.palette or distinct_colors(config.num_classes)
+    return LoadedModel(network, config.num_classes, config.classes, palette, hashed.hexdigest())
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed. PyTorch's CPU allocator raises RuntimeError, so its messages decide."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # Of the allocator on Linux and on Windows, and of sizes whose number of bytes does not fit 64 bits.
+    messages = ("allocate memory", "not enough memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)
