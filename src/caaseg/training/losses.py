@@ -11,7 +11,7 @@ from torch import Tensor
 
 from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
-from caaseg.kernels.cross_entropy import applies, upsampled_cross_entropy
+from caaseg.kernels import is_supported
 from caaseg.models import Prediction
 from caaseg.models.resize import resize
 
@@ -34,8 +34,10 @@ def summed_cross_entropy(
         ohem: learn from this share of the labelled pixels of each crop alone, those of the largest loss. Taken crop
             by crop, the choice does not depend on what else is computed beside it.
     """
-    if ohem is None and applies(logits):
-        return upsampled_cross_entropy(logits, labels, weights)
+    if ohem is None and is_supported(logits):
+        from caaseg.kernels.cross_entropy import upsampled_cross_entropy
+
+        return upsampled_cross_entropy(logits, labels, weights, ignore_index=IGNORE)
     if logits.shape[2:] != labels.shape[1:]:
         logits = resize(logits, labels.shape[1:])
     rows = logits.float().movedim(1, -1).flatten(0, -2)  # (N*H*W, K): over rows the GPU's sums are deterministic
