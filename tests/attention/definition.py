@@ -1,4 +1,4 @@
-"""The paper's definitions, every term written out, with nothing shared with what they check."""
+"""The paper's definitions with every term written out, independent of the implementations under test."""
 
 import torch
 from torch import Tensor

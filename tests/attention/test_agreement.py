@@ -1,4 +1,4 @@
-"""Every implementation gives the numbers of the definition, for any size and any number of groups."""
+"""All implementations equal the definition, for any size and any number of groups."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_every_implementation_equals_the_definition(
 
 
 @pytest.mark.parametrize(("h", "w"), [(5, 7), (7, 5), (1, 6), (6, 1), (1, 1)])
-def test_every_group_count_from_one_to_beyond_the_axis_gives_the_definition_and_its_gradients(h: int, w: int) -> None:
+def test_output_and_gradients_equal_the_definition_for_every_number_of_groups(h: int, w: int) -> None:
     maps = [draw(seed, 2, 3, h, w).requires_grad_() for seed in range(3)]
     column_gate, row_gate = draw_gate(3, 3), draw_gate(9, 3)
     weights = [*maps, *column_gate.parameters(), *row_gate.parameters()]
@@ -81,7 +81,7 @@ def test_every_group_count_from_one_to_beyond_the_axis_gives_the_definition_and_
         )
         assert relative_error(ours, expected) < 1e-10, (implementation, groups)
         for mine, theirs in zip(torch.autograd.grad(ours, weights, cotangent), expected_gradients, strict=True):
-            # One position has a softmax of one entry: its key gradients are 0, and the rest is rounding.
+            # With one position, the softmax is constant and key gradients are 0 up to rounding.
             assert (mine - theirs).norm() < 1e-10 * max(float(theirs.norm()), 1e-3), (implementation, groups)
 
 
@@ -118,12 +118,14 @@ def test_self_attention_plain_and_channelized_equals_its_definition(
 
 
 @given(n=counts, heads=counts, d=counts, h=lengths, w=lengths, seed=seeds)
-def test_value_channels_taken_in_slices_give_the_same(n: int, heads: int, d: int, h: int, w: int, seed: int) -> None:
+def test_attention_in_slices_of_value_channels_gives_the_same(
+    n: int, heads: int, d: int, h: int, w: int, seed: int
+) -> None:
     queries, keys, values = draw(seed, n, h * w, d), draw(seed + 1, n, h * w, d), draw(seed + 2, n, h * w, heads * d)
     assert relative_error(attend_split(queries, keys, values), attend(queries, keys, values)) < 1e-10
 
 
-def test_the_other_attentions_pass_gradcheck() -> None:
+def test_the_baselines_pass_gradcheck() -> None:
     features, queries, keys, values = (draw(seed, 2, 2, 3, 2).requires_grad_() for seed in range(4))
     scale = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
     gate = draw_gate(3, 2)
@@ -141,7 +143,7 @@ def test_channel_attention_and_squeeze_excitation_equal_their_definitions(
 ) -> None:
     features, scale = draw(seed, n, c, h, w), torch.tensor(0.7, dtype=torch.float64)
     products = torch.einsum("ncij,ndij->ncd", features, features)
-    weights = (products.amax(-1, keepdim=True) - products).softmax(-1)  # DANet's code, word for word
+    weights = (products.amax(-1, keepdim=True) - products).softmax(-1)  # as in DANet's code
     expected = scale * torch.einsum("ncd,ndij->ncij", weights, features) + features
     assert relative_error(channel_attention(features, scale), expected) < 1e-10
 

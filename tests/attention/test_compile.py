@@ -1,5 +1,6 @@
-"""The block under torch.compile and torch.export, sizes left open."""
+"""Attention blocks under torch.compile and torch.export."""
 
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from caaseg.attention import ChannelizedAxialAttention, SelfAttention
+from caaseg.attention import ChannelizedAxialAttention, PositionAttention, SelfAttention
 
 SIZES = [(2, 9, 11), (1, 5, 3), (3, 12, 4), (2, 2, 30)]
 
@@ -19,7 +20,7 @@ def block(**options: Any) -> ChannelizedAxialAttention:
 
 
 def assert_compiled_agrees(module: nn.Module, backend: str, sizes: Sequence[tuple[int, int, int]] = SIZES) -> None:
-    """Forward, and the gradient of every weight, at several sizes through one dynamic graph."""
+    """Compare outputs and parameter gradients at several sizes, all through one dynamic graph."""
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=backend)
     for n, h, w in sizes:
@@ -43,7 +44,7 @@ def test_self_attention_compiles_as_one_graph() -> None:
 
 
 @pytest.mark.parametrize("implementation", ["grouped", "loop"])
-def test_the_paper_s_forms_compile_as_one_graph_at_a_fixed_size(implementation: str) -> None:
+def test_grouped_and_loop_compile_as_one_graph_at_a_fixed_size(implementation: str) -> None:
     module = block(implementation=implementation, groups=3).eval()
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=False, backend="aot_eager")
@@ -58,10 +59,40 @@ def test_the_block_compiles_with_the_default_backend() -> None:
 
 @pytest.mark.parametrize("channelize", [True, False])
 @pytest.mark.parametrize("strict", [True, False])
-def test_the_block_exports_with_open_batch_height_and_width(channelize: bool, strict: bool) -> None:
+def test_the_block_exports_with_dynamic_batch_height_and_width(channelize: bool, strict: bool) -> None:
     module = block(channelize=channelize).eval()
-    free = {0: Dim("n", min=1, max=64), 2: Dim("h", min=1, max=512), 3: Dim("w", min=1, max=512)}
-    exported = torch.export.export(module, (torch.randn(2, 8, 9, 11),), dynamic_shapes=(free,), strict=strict).module()
+    dynamic = {0: Dim("n", min=1, max=64), 2: Dim("h", min=1, max=512), 3: Dim("w", min=1, max=512)}
+    exported = torch.export.export(
+        module, (torch.randn(2, 8, 9, 11),), dynamic_shapes=(dynamic,), strict=strict
+    ).module()
     for n, h, w in [*SIZES, (1, 1, 1), (1, 1, 20), (4, 33, 1)]:
         features = torch.randn(n, 8, h, w)
         torch.testing.assert_close(exported(features), module(features))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.parametrize(
+    ("module", "size"),
+    [
+        (block(gate_layers=1), (3, 4)),
+        (block(gate_layers=1), (8, 8)),
+        (block(channelize=False), (8, 8)),
+        (SelfAttention(8, key_channels=4, value_channels=8), (3, 4)),
+        (PositionAttention(8), (3, 4)),
+    ],
+    ids=["caa-3x4", "caa-8x8", "axial-8x8", "self_attention-3x4", "position-3x4"],
+)
+def test_a_batch_of_one_image_compiles_to_the_same_numbers_and_gradients(
+    module: nn.Module, size: tuple[int, int]
+) -> None:
+    module = module.double().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    features = torch.randn(1, 8, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    features.requires_grad_()
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=False)
+    for grad_mode in (torch.no_grad, torch.enable_grad):  # other rewrites apply to inference
+        with grad_mode():
+            torch.testing.assert_close(compiled(features), module(features))
+    cotangent = torch.randn_like(module(features))
+    found, expected = (torch.autograd.grad(forward(features), features, cotangent) for forward in (compiled, module))
+    torch.testing.assert_close(found, expected)

@@ -1,4 +1,4 @@
-"""What is wrong with an input is said with the argument's name, what it got and what fits."""
+"""Errors name the argument, the value found and the value expected."""
 
 import re
 from typing import Any
@@ -25,7 +25,7 @@ def maps(**changed: Tensor) -> dict[str, Any]:
     return {name: torch.randn(shape) for name, shape in shapes.items()} | changed
 
 
-MISTAKES: list[tuple[dict[str, Tensor], str]] = [
+INVALID_MAPS: list[tuple[dict[str, Tensor], str]] = [
     (
         {"values": torch.randn(4, 5, 7)},
         "values has 3 dimensions, shape (4, 5, 7); expected 4: (N, channels, H, W); "
@@ -59,8 +59,8 @@ MISTAKES: list[tuple[dict[str, Tensor], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "message"), MISTAKES)
-def test_axial_attentions_name_the_map_that_does_not_fit(changed: dict[str, Tensor], message: str) -> None:
+@pytest.mark.parametrize(("changed", "message"), INVALID_MAPS)
+def test_errors_of_axial_attention_name_the_invalid_map(changed: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         axial_attention(**maps(**changed))
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -68,7 +68,7 @@ def test_axial_attentions_name_the_map_that_does_not_fit(changed: dict[str, Tens
 
 
 @pytest.mark.parametrize("axis", ["N", "channels", "H", "W"])
-def test_every_empty_axis_is_named(axis: str) -> None:
+def test_errors_name_the_empty_axis(axis: str) -> None:
     shape = [2, 3, 5, 7]
     shape[["N", "channels", "H", "W"].index(axis)] = 0
     empty = torch.randn(shape)
@@ -81,16 +81,16 @@ def test_every_empty_axis_is_named(axis: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"groups": 0}, "groups is 0; expected a whole number: 1 (full vectorization) or more (smaller slices)"),
-        ({"groups": -3}, "groups is -3; expected a whole number: 1 (full vectorization) or more (smaller slices)"),
-        ({"groups": 2.5}, "groups is 2.5; expected a whole number: 1 (full vectorization) or more (smaller slices)"),
+        ({"groups": 0}, "groups is 0; expected an integer: 1 (full vectorization) or more (smaller slices)"),
+        ({"groups": -3}, "groups is -3; expected an integer: 1 (full vectorization) or more (smaller slices)"),
+        ({"groups": 2.5}, "groups is 2.5; expected an integer: 1 (full vectorization) or more (smaller slices)"),
         (
             {"implementation": "fast"},
             "implementation is 'fast'; expected one of auto, factorised, grouped, loop, fused",
         ),
     ],
 )
-def test_function_and_block_refuse_the_same_options(options: dict[str, Any], message: str) -> None:
+def test_function_and_block_raise_the_same_errors_for_invalid_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         channelized_axial_attention(**maps(), column_gate=None, row_gate=None, **options)
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -99,7 +99,7 @@ def test_function_and_block_refuse_the_same_options(options: dict[str, Any], mes
 
 @pytest.mark.parametrize("implementation", ["factorised", "grouped", "loop"])
 @pytest.mark.parametrize("axis", ["column_gate", "row_gate"])
-def test_a_gate_that_answers_with_another_shape_is_named(axis: str, implementation: Any) -> None:
+def test_errors_name_the_gate_that_returns_another_shape(axis: str, implementation: Any) -> None:
     gates: dict[str, Any] = {"column_gate": torch.sigmoid, "row_gate": torch.sigmoid} | {
         axis: lambda pooled: pooled[..., :1]
     }
@@ -109,9 +109,9 @@ def test_a_gate_that_answers_with_another_shape_is_named(axis: str, implementati
         channelized_axial_attention(**maps(), **gates, implementation=implementation)
 
 
-def test_self_attention_names_what_does_not_fit() -> None:
+def test_errors_of_self_attention_name_the_invalid_argument() -> None:
     queries, keys, values = torch.randn(2, 3, 5, 7), torch.randn(2, 6, 5, 7), torch.randn(2, 4, 5, 7)
-    message = "keys has 6 channels, but queries has 3; they meet channel by channel"
+    message = "keys has 6 channels, but queries has 3; expected the same number"
     with pytest.raises(ValueError, match=message):
         self_attention(queries, keys, values)
     with pytest.raises(ValueError, match=message):
@@ -131,6 +131,6 @@ def test_self_attention_names_what_does_not_fit() -> None:
         ({"channels": 8, "activation": "gelu"}, "activation is 'gelu'; expected one of leaky_relu, relu"),
     ],
 )
-def test_a_gate_refuses_sizes_and_activations_it_does_not_know(options: dict[str, Any], message: str) -> None:
+def test_a_channel_gate_raises_errors_for_invalid_sizes_and_activations(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ChannelGate(**options)

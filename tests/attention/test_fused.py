@@ -1,4 +1,4 @@
-"""The GPU kernels: every line length, dtype and gradient. Where there is no GPU, Triton's interpreter runs them."""
+"""The fused implementation: line lengths, dtypes and gradients. Without a GPU, in Triton's interpreter."""
 
 import copy
 from collections.abc import Sequence
@@ -10,33 +10,32 @@ from torch import Tensor
 from caaseg.attention import ChannelGate, ChannelizedAxialAttention, Implementation, channelized_axial_attention
 from caaseg.attention.gate import Gate
 
-pytest.importorskip("triton", reason="triton, whose interpreter runs the kernels here, is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
 
 import triton.language as tl
 
-from caaseg.attention import fused
-from caaseg.kernels import axial as kernels
-from caaseg.kernels import launches, launching
+from caaseg.attention.fused import fused_gate
+from caaseg.kernels import axial_forward, common
+from caaseg.kernels import gate as gate_kernels
+from caaseg.kernels.common import INTERPRETED, jit
 
 pytestmark = pytest.mark.skipif(
-    not (launching.INTERPRETED or torch.cuda.is_available()),
-    reason="no GPU, and TRITON_INTERPRET=1 came too late",
+    not (INTERPRETED or torch.cuda.is_available()),
+    reason="no GPU, and triton was imported before TRITON_INTERPRET=1 was set",
 )
 
-DEVICE = "cpu" if launching.INTERPRETED else "cuda"
+DEVICE = "cpu" if INTERPRETED else "cuda"
 
-# Times the factorised form's distance from float64. The interpreter is slow: over its few draws chance alone comes to
-# 1.7. It also cuts bfloat16 numbers off where a GPU rounds them, one product after another.
+# Largest error against float64, in multiples of the error of the factorised form. With the few draws that the slow
+# interpreter allows, chance alone gives 1.7. It also truncates bfloat16 where a GPU rounds.
 LIMITS = {
-    torch.float32: 2.0 if launching.INTERPRETED else 1.5,
-    torch.float16: 2.0 if launching.INTERPRETED else 1.5,
-    torch.bfloat16: 12.0 if launching.INTERPRETED else 1.5,
+    torch.float32: 2.0 if INTERPRETED else 1.5,
+    torch.float16: 2.0 if INTERPRETED else 1.5,
+    torch.bfloat16: 12.0 if INTERPRETED else 1.5,
 }
 
-FORMS: tuple[Implementation, Implementation] = ("fused", "factorised")
-DRAWS = 3 if launching.INTERPRETED else 16
-
-Both = tuple[bool, bool]
+IMPLEMENTATIONS: tuple[Implementation, Implementation] = ("fused", "factorised")
+DRAWS = 3 if INTERPRETED else 16
 
 
 def attend(maps: list[Tensor], gates: Sequence[Gate | None], implementation: Implementation) -> Tensor:
@@ -50,7 +49,7 @@ def attend(maps: list[Tensor], gates: Sequence[Gate | None], implementation: Imp
 def draw(
     size: tuple[int, int], dtype: torch.dtype, *, channels: int = 20, key_channels: int = 5, batch: int = 1
 ) -> tuple[list[Tensor], list[ChannelGate], Tensor]:
-    """Keys, values, gates that are smooth (or gradients would jump where rounding turns a sign), and a cotangent."""
+    """Return keys and values, gates without kinks (where rounding would change gradients), and a cotangent."""
     maps = [
         (torch.randn(batch, c, *size) * scale).to(DEVICE, dtype).requires_grad_()
         for c, scale in ((key_channels, 2 / key_channels**0.5), (key_channels, 2 / key_channels**0.5), (channels, 1.0))
@@ -66,9 +65,9 @@ def results(
     gates: list[ChannelGate],
     cotangent: Tensor,
     implementation: Implementation,
-    gated: Both,
+    gated: tuple[bool, bool],
 ) -> list[Tensor]:
-    """The output, and the gradients of all maps and of the weights of the gates that are used."""
+    """Return the output and the gradients of all maps and of the weights of the used gates."""
     used: list[Gate | None] = [gate if on else None for gate, on in zip(gates, gated, strict=True)]
     output = attend(maps, used, implementation)
     weights = [p for gate, on in zip(gates, gated, strict=True) if on for p in gate.parameters()]
@@ -88,44 +87,44 @@ def widened(
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 17), (33, 2), (2, 31)], ids=str)
-def test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_forms(
-    size: tuple[int, int], dtype: torch.dtype
-) -> None:
-    # Over many numbers: of a few, chance may round all of the other's right.
+def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
+    # Over many elements: with few, the other form may be exact by chance.
     squares, batch = [], max(1, min(16, 64 // (size[0] * size[1])))
     for _ in range(DRAWS):
         problem = draw(size, dtype, batch=batch)
         exact = results(*widened(*problem), "factorised", (True, True))
-        both = [errors(results(*problem, form, (True, True)), exact) for form in FORMS]
+        both = [errors(results(*problem, form, (True, True)), exact) for form in IMPLEMENTATIONS]
         squares.append(torch.tensor(both) ** 2)
     ours, factorised = torch.stack(squares).mean(0).sqrt()
-    least = 8 * torch.finfo(dtype).eps if size == (1, 1) else 0.0  # keys of one position have no gradient
+    least = 8 * torch.finfo(dtype).eps if size == (1, 1) else 0.0  # with one position, keys have zero gradient
     assert (ours <= (LIMITS[dtype] * factorised).clamp(min=least)).all(), ours / factorised
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
-def test_the_same_of_lines_in_several_parts(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "LONGEST", 16)
-    monkeypatch.setattr(launches, "BLOCK", 16 if dtype != torch.float32 else 32)
-    test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_forms((2, 50), dtype)
+def test_lines_of_several_blocks_are_as_accurate_as_the_factorised_form(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(axial_forward, "MAX_SINGLE_BLOCK", 16)
+    monkeypatch.setattr(axial_forward, "BLOCK", 16 if dtype != torch.float32 else 32)
+    test_output_and_gradients_are_as_accurate_as_the_factorised_form((2, 50), dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [(32, 33), (48, 65), (130, 2), (257, 2), (1, 512)], ids=str)
-def test_the_same_of_larger_maps(size: tuple[int, int], dtype: torch.dtype) -> None:
-    test_output_and_gradients_are_those_of_float64_as_far_as_the_factorised_forms(size, dtype)
+def test_larger_maps_are_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
+    test_output_and_gradients_are_as_accurate_as_the_factorised_form(size, dtype)
 
 
 @pytest.mark.parametrize("gated", [(False, False), (True, False), (False, True)], ids=str)
-def test_either_gate_may_be_missing(gated: Both) -> None:
+def test_each_gate_is_optional(gated: tuple[bool, bool]) -> None:
     problem = draw((4, 6), torch.float32, batch=2)
     exact = results(*widened(*problem), "factorised", gated)
     assert max(errors(results(*problem, "fused", gated), exact)) < 2e-6
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed"])
-def test_any_layout_is_read_and_the_output_is_channels_last(layout: str) -> None:
+def test_all_memory_layouts_are_accepted_and_the_output_is_channels_last(layout: str) -> None:
     maps, gates, _ = draw((3, 5), torch.float32)
     with torch.no_grad():
         expected = attend(maps, gates, "factorised")
@@ -138,7 +137,7 @@ def test_any_layout_is_read_and_the_output_is_channels_last(layout: str) -> None
     assert output.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_a_gate_of_ones_own_is_asked() -> None:
+def test_custom_gates_are_supported() -> None:
     maps, _, cotangent = draw((3, 4), torch.float32)
     matrix = torch.randn(20, 20, device=DEVICE, requires_grad=True)
 
@@ -146,55 +145,55 @@ def test_a_gate_of_ones_own_is_asked() -> None:
         return (pooled @ matrix).sigmoid()
 
     found = []
-    for implementation in FORMS:
+    for implementation in IMPLEMENTATIONS:
         output = attend(maps, [gate, gate], implementation)
         found.append([output.detach(), *torch.autograd.grad(output, [*maps, matrix], cotangent)])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-def test_the_paper_s_gate_in_one_launch_is_the_module() -> None:
+def test_the_fused_channel_gate_equals_the_module_and_calls_its_hooks() -> None:
     gate = ChannelGate(20, layers=5, width=24, activation="relu").to(DEVICE)
     pooled = torch.randn(2, 7, 20, device=DEVICE)
     with torch.no_grad():
-        torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
-    seen: list[Tensor] = []
-    gate.register_forward_hook(lambda module, given, answer: seen.append(answer))
-    fused._ask(gate, pooled, "gate")
-    assert len(seen) == 1  # what is hooked to a module is called
+        torch.testing.assert_close(fused_gate(gate, pooled, "gate"), gate(pooled))
+    outputs: list[Tensor] = []
+    gate.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    fused_gate(gate, pooled, "gate")
+    assert len(outputs) == 1
 
 
-def test_a_gate_whose_layers_were_changed_is_asked_itself() -> None:
+def test_a_channel_gate_with_changed_layers_is_called_as_a_module() -> None:
     pooled = torch.randn(2, 7, 20, device=DEVICE)
     gate = ChannelGate(20, width=24).to(DEVICE)
-    gate.hidden[0].register_forward_hook(lambda module, given, answer: answer + 1)
+    gate.hidden[0].register_forward_hook(lambda module, inputs, output: output + 1)
     with torch.no_grad():
-        torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+        torch.testing.assert_close(fused_gate(gate, pooled, "gate"), gate(pooled))
     gate = ChannelGate(20, width=24).to(DEVICE)
     gate.hidden[1] = torch.nn.Sequential(gate.hidden[1], torch.nn.Tanh())
     with torch.no_grad():
-        torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+        torch.testing.assert_close(fused_gate(gate, pooled, "gate"), gate(pooled))
 
 
-def test_second_derivatives_are_refused() -> None:
+def test_second_derivatives_raise_an_error() -> None:
     maps, gates, cotangent = draw((3, 4), torch.float32)
     output = attend(maps, gates, "fused")
     with pytest.raises(RuntimeError, match="cannot be differentiated again; use implementation='factorised'"):
         torch.autograd.grad(output, maps, cotangent, create_graph=True)
 
 
-def test_a_gate_too_wide_for_one_launch_is_asked_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches, "gate", None)
+def test_a_gate_too_wide_for_the_kernel_is_called_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_kernels, "gate_mlp", None)
     narrow, wide = torch.bfloat16, torch.float32
-    for width, dtype, of_weights in ((129, wide, wide), (257, narrow, narrow), (129, narrow, wide)):
-        gate = ChannelGate(20, width=width).to(DEVICE, of_weights)
+    for width, dtype, weight_dtype in ((129, wide, wide), (257, narrow, narrow), (129, narrow, wide)):
+        gate = ChannelGate(20, width=width).to(DEVICE, weight_dtype)
         pooled = torch.randn(2, 7, 20, device=DEVICE, dtype=dtype)
-        with torch.no_grad(), torch.autocast(DEVICE, dtype, enabled=dtype != of_weights):
-            torch.testing.assert_close(fused._ask(gate, pooled, "gate"), gate(pooled))
+        with torch.no_grad(), torch.autocast(DEVICE, dtype, enabled=dtype != weight_dtype):
+            torch.testing.assert_close(fused_gate(gate, pooled, "gate"), gate(pooled))
 
 
 @pytest.mark.parametrize(("size", "dtype"), [((6, 33), torch.float32), ((44, 60), torch.bfloat16)], ids=str)
-def test_runs_are_the_same_bit_for_bit(size: tuple[int, int], dtype: torch.dtype) -> None:
-    on_gpu = DEVICE == "cuda"  # where programs run side by side, as often as they need to differ once
+def test_results_are_bitwise_deterministic(size: tuple[int, int], dtype: torch.dtype) -> None:
+    on_gpu = DEVICE == "cuda"  # programs run concurrently there: repeat often
     shape = {"channels": 256, "key_channels": 64, "batch": 8} if on_gpu else {}
     problem = draw(size if on_gpu else (3, size[1]), dtype, **shape)
     first = results(*problem, "fused", (True, True))
@@ -203,24 +202,24 @@ def test_runs_are_the_same_bit_for_bit(size: tuple[int, int], dtype: torch.dtype
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
-@pytest.mark.skipif(not launching.INTERPRETED, reason="looks at the arithmetic alone, in the interpreter")
-def test_the_exponential_of_float32_is_within_a_rounding_or_two() -> None:
+@pytest.mark.skipif(not INTERPRETED, reason="checks the arithmetic in the interpreter")
+def test_the_exponential_in_float32_is_accurate_to_two_ulps() -> None:
     exponents = -torch.rand(4096) * 80
     found = torch.empty_like(exponents)
-    _exponentials[(1,)](exponents, found, size=4096)
+    _exp_kernel[(1,)](exponents, found, size=4096)
     exact = exponents.double().exp()
     assert ((found.double() - exact).abs() / exact).max() < 2 * torch.finfo(torch.float32).eps
-    _exponentials[(1,)](torch.full_like(exponents, -torch.inf), found, size=4096)
+    _exp_kernel[(1,)](torch.full_like(exponents, -torch.inf), found, size=4096)
     assert not found.any()
 
 
-@launching.Kernel
-def _exponentials(given: tl.tensor, found: tl.tensor, size: tl.constexpr) -> None:
-    at = tl.arange(0, size)
-    tl.store(found + at, kernels._exp(tl.load(given + at), True))
+@jit
+def _exp_kernel(inputs: tl.tensor, outputs: tl.tensor, size: tl.constexpr) -> None:
+    offs = tl.arange(0, size)
+    tl.store(outputs + offs, common.exp(tl.load(inputs + offs), True))
 
 
-def test_the_block_and_plain_axial_attention_run_it() -> None:
+def test_the_block_gives_the_same_output_with_the_fused_implementation() -> None:
     features = torch.randn(1, 6, 4, 5, device=DEVICE)
     for channelize in (True, False):
         torch.manual_seed(0)
@@ -231,24 +230,21 @@ def test_the_block_and_plain_axial_attention_run_it() -> None:
             torch.testing.assert_close(block(features), expected)
 
 
-def test_asked_for_by_name_it_runs_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_raises_an_error_with_the_reason_if_it_does_not_apply(monkeypatch: pytest.MonkeyPatch) -> None:
     maps, gates, _ = draw((2, 3), torch.float32)
 
-    def ask(maps: list[Tensor]) -> None:
-        attend(maps, gates, "fused")
-
     with pytest.raises(ValueError, match=r"implementation is 'fused', but values are torch\.float64; expected float16"):
-        ask([m.double() for m in maps])
+        attend([m.double() for m in maps], gates, "fused")
     with pytest.raises(ValueError, match=r"keys are torch\.float16 and torch\.float32; expected the dtype of values"):
-        ask([maps[0].half(), *maps[1:]])
+        attend([maps[0].half(), *maps[1:]], gates, "fused")
     with pytest.raises(ValueError, match=r"keys have 300 channels; expected at most 256"):
-        ask([torch.randn(1, 300, 2, 3, device=DEVICE), *maps[1:]])
-    monkeypatch.setattr(launching, "INTERPRETED", False)
+        attend([torch.randn(1, 300, 2, 3, device=DEVICE), *maps[1:]], gates, "fused")
+    monkeypatch.setattr(common, "INTERPRETED", False)
     with pytest.raises(ValueError, match=r"the maps are on cpu; expected a GPU; use 'auto'"):
-        ask([m.cpu() for m in maps])
+        attend([m.cpu() for m in maps], gates, "fused")
 
 
-def test_torch_compile_keeps_the_kernels_whole() -> None:
+def test_torch_compile_traces_the_kernels_as_operators() -> None:
     maps, gates, cotangent = draw((4, 5), torch.float32)
 
     def plain(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
@@ -257,4 +253,6 @@ def test_torch_compile_keeps_the_kernels_whole() -> None:
     expected = torch.autograd.grad(plain(*maps), maps, cotangent)
     compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
     found = torch.autograd.grad(compiled(*maps), maps, cotangent)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)  # learned gates are compiled layer by layer
+    torch.testing.assert_close(
+        found, expected, rtol=1e-4, atol=1e-6
+    )  # with gradients, gates are compiled layer by layer

@@ -1,6 +1,6 @@
-"""The authors' own numbers: golden/*.npz hold what their published code gave for stored inputs and weights.
+"""Golden tests: golden/*.npz hold outputs of the authors' published code for stored inputs and weights.
 
-Tolerances are those the numbers came with: 1e-4 forward; gradients to 1e-4 of the largest entry of their array.
+Tolerances: 1e-4 for outputs; 1e-4 of the largest entry of the array for gradients.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ from caaseg.attention import (
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BLOCKS = sorted(path.name for path in GOLDEN.glob("caa_axial_block_*.npz"))
-WAYS: list[tuple[Implementation, int]] = [
+IMPLEMENTATIONS: list[tuple[Implementation, int]] = [
     ("factorised", 1),
     ("grouped", 1),
     ("grouped", 3),
@@ -46,7 +46,7 @@ def projections(block: ChannelizedAxialAttention) -> dict[str, nn.Module]:
 
 
 def parameters(block: ChannelizedAxialAttention) -> dict[str, Tensor]:
-    """Every learned weight by its name in the file."""
+    """Return every parameter by its name in the file."""
     named: dict[str, Tensor] = {}
     for prefix, module in projections(block).items():
         weights = dict(module.named_parameters())
@@ -65,7 +65,7 @@ def parameters(block: ChannelizedAxialAttention) -> dict[str, Tensor]:
 
 
 def torch_layout(array: Any) -> Tensor:
-    """A kernel in torch's axis order: theirs ends in (..., in, out), ours begins (out, in, ...)."""
+    """Convert weights from Keras' axis order (..., in, out) to torch's (out, in, ...)."""
     axes = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[array.ndim]
     return torch.from_numpy(array.transpose(axes).copy())
 
@@ -92,20 +92,19 @@ def build(stored: dict[str, Any], implementation: Implementation, groups: int) -
     return block.eval()
 
 
-def test_all_golden_files_are_here() -> None:
+def test_all_golden_files_exist() -> None:
     assert len(BLOCKS) == 5
     assert {"caa_head.npz", "self_attention.npz", "danet_pam_cam.npz"} < {path.name for path in GOLDEN.glob("*.npz")}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.parametrize(("implementation", "groups"), WAYS)
+@pytest.mark.parametrize(("implementation", "groups"), IMPLEMENTATIONS)
 def test_the_block_gives_the_authors_numbers_forward_and_backward(
     name: str, implementation: Implementation, groups: int
 ) -> None:
     stored = load(name)
     block = build(stored, implementation, groups)
     features = nchw(stored["input"]).requires_grad_()
-    # Through the function in every case, the one without gates included: there the module takes axial_attention.
     output = channelized_axial_attention(
         block.column_keys(features),
         block.row_keys(features),
@@ -144,18 +143,18 @@ def test_explain_shows_the_authors_attention_and_gates(name: str) -> None:
     torch.testing.assert_close(maps.output, nchw(stored["out_row"]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("implementation", "groups"), WAYS)
+@pytest.mark.parametrize(("implementation", "groups"), IMPLEMENTATIONS)
 def test_columns_alone_give_the_authors_column_output(implementation: Implementation, groups: int) -> None:
     stored = load("caa_axial_block_rect.npz")
     block = build(stored, implementation, groups)
     features = nchw(stored["input"])
     values = block.values(features)
     torch.testing.assert_close(values, nchw(stored["value"]), atol=1e-4, rtol=1e-4)
-    # Keys so long that a pixel attends to itself alone leave the rows as they are.
-    apart = torch.eye(12)[:, None, :].expand(12, 5, 12)[None].expand(2, 12, 5, 12) * 30
+    # With such large keys every pixel attends only to itself, so row attention is the identity.
+    identity_keys = torch.eye(12)[:, None, :].expand(12, 5, 12)[None].expand(2, 12, 5, 12) * 30
     output = channelized_axial_attention(
         block.column_keys(features),
-        apart,
+        identity_keys,
         values,
         block.column_gate,
         None,

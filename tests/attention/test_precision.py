@@ -1,4 +1,4 @@
-"""Half precision loses what its format must lose, and nothing to scores: those are float32 throughout."""
+"""Accuracy in half precision is that of the format, because scores are computed in float32."""
 
 import copy
 
@@ -71,7 +71,7 @@ def test_error_against_float64_is_that_of_the_format(name: str, dtype: torch.dty
 
 @pytest.mark.parametrize("dtype", [torch.float64, *LIMITS], ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_long_keys_stay_finite_forward_and_backward(name: str, dtype: torch.dtype) -> None:
+def test_outputs_and_gradients_of_large_keys_are_finite(name: str, dtype: torch.dtype) -> None:
     maps = [draw(0, 64, dtype, "contiguous", 100), draw(1, 64, dtype, "contiguous", 100)]
     maps.append(draw(2, 32, dtype, "contiguous", 100 if name == "channel" else 1))
     maps = [m.requires_grad_() for m in maps]
@@ -92,7 +92,7 @@ def test_autocast_changes_neither_dtype_nor_accuracy(name: str, dtype: torch.dty
     with torch.autocast("cpu", torch.bfloat16):
         ours = attend(name, maps, gates)
     assert ours.dtype == dtype
-    # Gates run in bfloat16 here; scores in bfloat16 would be off by ten times that.
+    # Gates run in bfloat16 here; scores in bfloat16 would have ten times that error.
     assert relative_error(ours, expected) < (LIMITS[torch.bfloat16] if dtype == torch.bfloat16 else 3e-3)
 
 

@@ -1,4 +1,4 @@
-"""Who builds alpha, the weighted terms before their sum, and who does not: every tensor made is watched."""
+"""Which implementations build alpha, the weighted terms before the sum: a dispatch mode records all tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,26 +22,26 @@ N, C, D, H, W = 2, 24, 3, 10, 7
 
 
 class Shapes(TorchDispatchMode):
-    """The shape of every tensor that any operation returns."""
+    """Record the shape of every tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: set[tuple[int, ...]] = set()
+        self.shapes: set[tuple[int, ...]] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        self.seen |= {tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
+        self.shapes |= {tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)}
         return result
 
 
-def shapes_of(work: Callable[[], Tensor]) -> set[tuple[int, ...]]:
-    """Shapes made by a piece of work and by its backward pass."""
+def shapes_of(forward: Callable[[], Tensor]) -> set[tuple[int, ...]]:
+    """Return the shapes of all tensors of a forward and backward pass."""
     shapes = Shapes()
     with shapes:
-        work().sum().backward()  # type: ignore[no-untyped-call]
-    return shapes.seen
+        forward().sum().backward()  # type: ignore[no-untyped-call]
+    return shapes.shapes
 
 
 def axial(implementation: Implementation, groups: int = 1) -> set[tuple[int, ...]]:
@@ -55,7 +55,7 @@ def axial(implementation: Implementation, groups: int = 1) -> set[tuple[int, ...
 
 
 def terms(shapes: set[tuple[int, ...]], lines: int, length: int) -> set[int]:
-    """For how many queries at a time the terms of one axis were built."""
+    """Return for how many queries at a time the terms of one axis were built."""
     return {shape[2] for shape in shapes if len(shape) == 5 and shape == (N, lines, shape[2], length, C)}
 
 
@@ -63,30 +63,30 @@ def terms(shapes: set[tuple[int, ...]], lines: int, length: int) -> set[int]:
     ("groups", "columns", "rows"), [(1, {10}, {7}), (3, {4, 3}, {3, 2}), (4, {3, 2}, {2, 1}), (16, {1}, {1})]
 )
 def test_grouped_builds_slices_of_the_terms(groups: int, columns: set[int], rows: set[int]) -> None:
-    seen = axial("grouped", groups)
-    assert columns <= terms(seen, W, H) <= columns | {1}  # 1: the slice the gate is spread over
-    assert rows <= terms(seen, H, W) <= rows | {1}
+    shapes = axial("grouped", groups)
+    assert columns <= terms(shapes, W, H) <= columns | {1}  # 1: the broadcast gate
+    assert rows <= terms(shapes, H, W) <= rows | {1}
 
 
 def test_loop_builds_the_terms_row_by_row_and_column_by_column() -> None:
-    seen = axial("loop")
-    assert terms(seen, W, H) == {1}
-    assert terms(seen, H, W) == {1}
+    shapes = axial("loop")
+    assert terms(shapes, W, H) == {1}
+    assert terms(shapes, H, W) == {1}
 
 
 @pytest.mark.parametrize("implementation", ["factorised", "auto"])
 def test_the_factorised_form_builds_no_term(implementation: Implementation) -> None:
-    seen = axial(implementation)
-    assert max(len(shape) for shape in seen) == 4  # terms have five axes
-    largest = max(torch.Size(shape).numel() for shape in seen)
+    shapes = axial(implementation)
+    assert max(len(shape) for shape in shapes) == 4  # terms have five axes
+    largest = max(torch.Size(shape).numel() for shape in shapes)
     assert largest == max(N * C * H * W, N * W * H * H, N * H * W * W)  # a map, or the attention of one axis
 
 
 def test_channelized_self_attention_builds_no_term() -> None:
     queries, values = (torch.randn(N, channels, H, W, requires_grad=True) for channels in (D, C))
     gate = ChannelGate(C, width=4)
-    seen = shapes_of(lambda: channelized_self_attention(queries, queries, values, gate))
-    assert max(torch.Size(shape).numel() for shape in seen) <= max(N * (H * W) ** 2, N * C * H * W)
+    shapes = shapes_of(lambda: channelized_self_attention(queries, queries, values, gate))
+    assert max(torch.Size(shape).numel() for shape in shapes) <= max(N * (H * W) ** 2, N * C * H * W)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_channelized_self_attention_builds_no_term() -> None:
     ],
     ids=["axial", "self"],
 )
-def test_the_attention_is_kept_only_for_those_who_ask(block: ChannelizedAxialAttention | SelfAttention) -> None:
+def test_explain_stores_nothing_in_the_block(block: ChannelizedAxialAttention | SelfAttention) -> None:
     features = torch.randn(N, 4, H, W)
     block.eval()
     before = [sorted(vars(module)) for module in block.modules()]
     with torch.no_grad():
         maps = block.explain(features)
         torch.testing.assert_close(block(features), maps.output)
-    assert before == [sorted(vars(module)) for module in block.modules()], "the block keeps nothing between calls"
+    assert before == [sorted(vars(module)) for module in block.modules()]
     assert isinstance(block(features), Tensor)

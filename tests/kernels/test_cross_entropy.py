@@ -1,21 +1,23 @@
-"""The loss from coarse logits against resized logits in float64. Without a GPU, Triton's interpreter runs it."""
+"""Cross entropy of coarse logits against upsampled logits in float64. Without a GPU, in Triton's interpreter."""
 
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from caaseg.data.sample import IGNORE
-from caaseg.kernels.cross_entropy import applies, interpolation, upsampled_cross_entropy
+from caaseg.kernels import is_supported
 from caaseg.models.resize import resize
 
-pytest.importorskip("triton", reason="triton, whose interpreter runs the kernel here, is not installed")
+pytest.importorskip("triton", reason="triton is not installed")
+
+from caaseg.kernels.cross_entropy import interpolation_matrix, upsampled_cross_entropy
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 SIZES = [
     ((4, 5), (25, 33)),
     ((1, 1), (7, 5)),
-    ((2, 20), (9, 153)),  # more features than one program has
+    ((2, 20), (9, 153)),  # more features than one program takes
     ((6, 7), (6, 7)),
     ((9, 40), (5, 17)),  # finer than the labels
     ((3, 4), (9, 1)),
@@ -24,14 +26,14 @@ SIZES = [
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(("coarse", "fine"), SIZES, ids=str)
-def test_loss_and_gradient_are_those_of_resized_logits(
+def test_loss_and_gradient_equal_those_of_upsampled_logits(
     coarse: tuple[int, int], fine: tuple[int, int], weighted: bool
 ) -> None:
     compare(5, coarse, fine, weighted)
 
 
 @pytest.mark.parametrize("classes", [2, 16, 128, 129, 171, 255])
-def test_there_may_be_up_to_255_classes(classes: int) -> None:
+def test_up_to_255_classes_are_supported(classes: int) -> None:
     compare(classes, (2, 3), (5, 9), weighted=True)
 
 
@@ -40,8 +42,8 @@ def compare(classes: int, coarse: tuple[int, int], fine: tuple[int, int], weight
     labels = torch.randint(classes, (2, *fine), dtype=torch.uint8, device=DEVICE)
     labels[torch.rand(labels.shape, device=DEVICE) < 0.3] = IGNORE
     weights = torch.rand(classes, device=DEVICE) + 0.1 if weighted else None
-    assert applies(logits) == logits.is_cuda  # the interpreter is for tests alone
-    loss = upsampled_cross_entropy(logits, labels, weights)
+    assert is_supported(logits) == logits.is_cuda  # the interpreter is for tests only
+    loss = upsampled_cross_entropy(logits, labels, weights, ignore_index=IGNORE)
     (gradient,) = torch.autograd.grad(0.3 * loss, logits)
 
     wide = logits.detach().double().requires_grad_()
@@ -54,17 +56,18 @@ def compare(classes: int, coarse: tuple[int, int], fine: tuple[int, int], weight
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_labels_that_are_all_ignored_give_nothing() -> None:
+def test_loss_and_gradient_are_zero_if_all_labels_are_ignored() -> None:
     logits = torch.randn(1, 3, 2, 2, device=DEVICE, requires_grad=True)
-    loss = upsampled_cross_entropy(logits, torch.full((1, 9, 9), IGNORE, dtype=torch.uint8, device=DEVICE), None)
+    labels = torch.full((1, 9, 9), IGNORE, dtype=torch.uint8, device=DEVICE)
+    loss = upsampled_cross_entropy(logits, labels, None, ignore_index=IGNORE)
     loss.backward()  # type: ignore[no-untyped-call]
     assert loss == 0
     assert logits.grad is not None
     assert not logits.grad.any()
 
 
-def test_the_matrix_of_the_interpolation_is_what_resize_does() -> None:
+def test_the_interpolation_matrix_equals_resize() -> None:
     for coarse, fine in ((1, 4), (5, 33), (5, 1), (7, 4), (6, 6)):
         line = torch.randn(coarse)
         expected = resize(line.view(1, 1, 1, coarse), (1, fine)).flatten()
-        torch.testing.assert_close(interpolation(coarse, fine, line.device) @ line, expected)
+        torch.testing.assert_close(interpolation_matrix(coarse, fine, line.device) @ line, expected)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from caaseg.attention import SelfAttention
 from caaseg.attention.axial import softmax_scores
-from caaseg.attention.gate import ask
+from caaseg.attention.gate import apply_gate
 from caaseg.attention.spatial import as_pixels
 from caaseg.models.heads.base import AttentionBlock
 from caaseg.models.predictor import Predictor
@@ -69,7 +69,7 @@ class SpatialView(NamedTuple):
             gates = None
             if self.block.gate is not None:
                 gathered = weights.to(self.values.dtype) @ self.values  # (1, 1, C)
-                gates = ask(self.block.gate, gathered / self.values.shape[1], "gate")[0, 0].cpu()
+                gates = apply_gate(self.block.gate, gathered / self.values.shape[1], "gate")[0, 0].cpu()
         return PixelAttention(cell, None, None, weights.view(self.size).cpu(), gates)
 
 

@@ -1,4 +1,4 @@
-"""The attention operations of Channelized Axial Attention and of what it is compared with; depends on torch alone."""
+"""Channelized axial attention and the attention modules it is compared with. Depends on torch only."""
 
 from caaseg.attention.axial import axial_attention
 from caaseg.attention.channelized import (

@@ -1,10 +1,10 @@
-"""What the attention functions ask of their inputs, said in words when it does not hold."""
+"""Input checks of the attention functions."""
 
 from torch import Tensor
 
 
 def check_maps(**maps: Tensor) -> None:
-    """Refuse maps that cannot attend to each other: they share batch, height, width and device; channels may differ."""
+    """Raise ValueError unless all maps are (N, channels, H, W) and agree in batch, height, width and device."""
     first, reference = next(iter(maps.items()))
     for name, tensor in maps.items():
         shape = tuple(tensor.shape)
@@ -30,18 +30,17 @@ def check_maps(**maps: Tensor) -> None:
 
 
 def check_same_channels(**maps: Tensor) -> None:
-    """Refuse maps whose channels meet each other but differ in number."""
+    """Raise ValueError unless all maps have the same number of channels."""
     first, reference = next(iter(maps.items()))
     for name, tensor in maps.items():
         if tensor.shape[1] != reference.shape[1]:
             raise ValueError(
-                f"{name} has {tensor.shape[1]} channels, but {first} has {reference.shape[1]}; "
-                "they meet channel by channel and need the same number"
+                f"{name} has {tensor.shape[1]} channels, but {first} has {reference.shape[1]}; expected the same number"
             )
 
 
 def check_gate(gate: Tensor, pooled: Tensor, name: str) -> None:
-    """Refuse a gate that answered with another shape than it was asked with."""
+    """Raise ValueError unless a gate returned a tensor of the shape of the pooled features."""
     if not isinstance(gate, Tensor):
         raise ValueError(f"{name} returned {type(gate).__name__}; expected a tensor (N, positions, channels)")
     if gate.shape != pooled.shape:

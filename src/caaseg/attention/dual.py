@@ -1,4 +1,4 @@
-"""The attentions that CAA is compared with: DANet's two (Fu et al., CVPR 2019), squeeze-and-excitation (Hu et al.).
+"""Baselines of CAA: DANet's dual attention (Fu et al., CVPR 2019), squeeze-and-excitation (Hu et al., CVPR 2018).
 
 Shapes: N batch, C channels, D key channels, H rows, W columns.
 """
@@ -10,25 +10,25 @@ from torch import Tensor, nn
 
 from caaseg.attention.axial import softmax_scores, without_autocast
 from caaseg.attention.checks import check_maps, check_same_channels
-from caaseg.attention.gate import ChannelGate, Gate, ask
+from caaseg.attention.gate import ChannelGate, Gate, apply_gate
 from caaseg.attention.spatial import as_pixels, self_attention
 
 
 class DualMaps(NamedTuple):
-    """What one of DANet's attentions saw."""
+    """Output and attention weights of one of DANet's modules."""
 
     output: Tensor  # (N, C, H, W)
     weights: Tensor  # (N, HW, HW) between pixels, or (N, C, C) between channels
 
 
 def position_attention(features: Tensor, queries: Tensor, keys: Tensor, values: Tensor, scale: Tensor) -> Tensor:
-    """Self-attention over pixels, added to the features with a learned weight.
+    """Add self-attention over pixels to the features, with a learned weight.
 
     Args:
-        features: what is added to, (N, C, H, W).
-        queries, keys: compared without scaling, (N, D, H, W).
-        values: the features to gather, (N, C, H, W).
-        scale: the learned weight, one number.
+        features: the residual, (N, C, H, W).
+        queries, keys: (N, D, H, W).
+        values: features to gather, (N, C, H, W).
+        scale: the learned weight, a scalar.
     """
     check_maps(features=features, queries=queries, keys=keys, values=values)
     check_same_channels(features=features, values=values)
@@ -36,20 +36,20 @@ def position_attention(features: Tensor, queries: Tensor, keys: Tensor, values: 
 
 
 def channel_attention(features: Tensor, scale: Tensor) -> Tensor:
-    """Attention between channels, added to the features with a learned weight: (N, C, H, W) -> (N, C, H, W).
+    """Add attention between channels to the features, with a learned weight: (N, C, H, W) -> (N, C, H, W).
 
-    Channels attend to those least like them: DANet's code takes the softmax of max(S) - S, S the products of channels.
+    Channels attend to dissimilar channels: DANet's code takes the softmax of max(S) - S, S the products of channels.
 
     Args:
-        features: query, key and value at once, (N, C, H, W).
-        scale: the learned weight, one number.
+        features: queries, keys and values, (N, C, H, W).
+        scale: the learned weight, a scalar.
     """
     check_maps(features=features)
     return _mix_channels(features, channel_weights(features), scale)
 
 
 def channel_weights(features: Tensor) -> Tensor:
-    """Attention of channel c to channel d, (N, C, H, W) -> (N, C, C), softmaxed over d."""
+    """Return the attention of channel c to channel d, (N, C, H, W) -> (N, C, C), softmaxed over d."""
     channels = features.flatten(2)  # (N, C, HW)
     return softmax_scores(-channels, channels)  # max(S) is constant along d: the softmax drops it
 
@@ -61,19 +61,19 @@ def _mix_channels(features: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
 
 
 def squeeze_excitation(features: Tensor, gate: Gate) -> Tensor:
-    """Weight the channels of a map by one gate an image, from its global mean: (N, C, H, W) -> (N, C, H, W).
+    """Weight the channels of a map by one gate per image, from its global mean: (N, C, H, W) -> (N, C, H, W).
 
     Args:
-        features: the map to weight.
+        features: (N, C, H, W).
         gate: channel weights from pooled features, (N, 1, C) -> (N, 1, C).
     """
     check_maps(features=features)
     pooled = features.mean((2, 3)).unsqueeze(1)  # (N, 1, C)
-    return features * ask(gate, pooled, "gate").squeeze(1)[:, :, None, None]
+    return features * apply_gate(gate, pooled, "gate").squeeze(1)[:, :, None, None]
 
 
 class PositionAttention(nn.Module):
-    """DANet's position attention: 1x1 convolutions with biases, keys of C/8 channels, residual weight from 0."""
+    """DANet's position attention: 1x1 convolutions with biases, keys of C/8 channels, residual weight starts at 0."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -90,13 +90,13 @@ class PositionAttention(nn.Module):
         )
 
     def explain(self, features: Tensor) -> DualMaps:
-        """The output with the attention that made it, (HW)^2 numbers an image: for drawing, not for training."""
+        """Return the output with its attention weights, (HW)^2 numbers per image; for figures, not for training."""
         weights = softmax_scores(as_pixels(self.queries(features)), as_pixels(self.keys(features)))
         return DualMaps(self(features), weights)
 
 
 class ChannelAttention(nn.Module):
-    """DANet's channel attention; its residual weight, starting at 0, is all it learns."""
+    """DANet's channel attention. The only parameter is the residual weight, which starts at 0."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,13 +107,13 @@ class ChannelAttention(nn.Module):
         return channel_attention(features, self.scale)
 
     def explain(self, features: Tensor) -> DualMaps:
-        """The output with the attention that made it."""
+        """Return the output with its attention weights."""
         weights = channel_weights(features)
         return DualMaps(_mix_channels(features, weights, self.scale), weights)
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze-and-excitation: two linear layers, width C/4, ReLU between, sigmoid behind; no biases, as CAA's gates."""
+    """Squeeze-and-excitation: two linear layers of width C/4, ReLU, sigmoid; without biases, like CAA's gates."""
 
     def __init__(self, channels: int, *, reduction: int = 4) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Channel gates: one weight in (0, 1) a channel, from pooled features."""
+"""Channel gates: one weight in (0, 1) per channel, from pooled features."""
 
 from collections.abc import Callable
 from typing import Literal
@@ -9,18 +9,18 @@ from torch.nn.functional import leaky_relu
 from caaseg.attention.checks import check_gate
 
 Gate = Callable[[Tensor], Tensor]
-"""Channel weights from pooled features, (N, L, C) -> (N, L, C). Each of the L positions is treated on its own: the
-grouped implementations hand over a few positions at a time."""
+"""Channel weights from pooled features, (N, L, C) -> (N, L, C). Each position must be computed on its own: the grouped
+implementations pass a few positions at a time."""
 
 Activation = Literal["leaky_relu", "relu"]
 
-SLOPES: dict[str, float] = {"leaky_relu": 0.2, "relu": 0.0}  # of the activation below zero
+SLOPES: dict[str, float] = {"leaky_relu": 0.2, "relu": 0.0}  # of the activations below zero
 
 
 class ChannelGate(nn.Module):
-    """The paper's gate: hidden layers of one width, a linear layer back to C channels, a sigmoid; no biases.
+    """The paper's gate: hidden layers of equal width, a linear layer back to C channels, a sigmoid; no biases.
 
-    Table 1 of the paper varies layers (1, 3, 5, 7) and width (64, 128, 256); 5 layers of 128 served best.
+    Table 1 of the paper varies layers (1, 3, 5, 7) and width (64, 128, 256); 5 layers of width 128 scored best.
     """
 
     def __init__(
@@ -47,10 +47,10 @@ class ChannelGate(nn.Module):
         return logits.sigmoid()
 
 
-def ask(gate: Gate, pooled: Tensor, name: str) -> Tensor:
-    """The gate's answer for pooled features, checked and in their dtype."""
+def apply_gate(gate: Gate, pooled: Tensor, name: str) -> Tensor:
+    """Apply a gate to pooled features, check the shape of the result and convert it to their dtype."""
     if not callable(gate):
         raise ValueError(f"{name} is {gate!r}; expected a callable (N, L, C) -> (N, L, C), or None for no gate")
-    answer = gate(pooled)
-    check_gate(answer, pooled, name)
-    return answer.to(pooled.dtype)
+    weights = gate(pooled)
+    check_gate(weights, pooled, name)
+    return weights.to(pooled.dtype)

@@ -1,49 +1,47 @@
-"""The paper's own way to channelize: build the weighted terms, gate them, then sum them (its Algorithm 1).
+"""Algorithm 1 of the paper: build the weighted terms, gate them, then sum them.
 
-Kept as the reference to compare with and for the paper's figure of time against number of groups. The factorised
-form in `channelized.py` gives the same numbers without ever building the terms.
+This is the reference, also for the paper's figure of time against number of groups. The factorised form in
+`channelized.py` gives the same numbers without building the terms.
 
-Shapes: N batch, S lines side by side, L positions on a line, C channels, G groups.
+Shapes: N batch, S lines, L positions on a line, C channels, G groups.
 """
 
 import torch
 from torch import Tensor
 
 from caaseg.attention.axial import as_columns, from_rows
-from caaseg.attention.gate import Gate, ask
+from caaseg.attention.gate import Gate, apply_gate
 
 
 def channelize_in_groups(weights: Tensor, lines: Tensor, gate: Gate | None, groups: int, name: str) -> Tensor:
-    """Channelized attention along one axis, Eqs. (6), (9) and the sum of (11), for `groups` slices of queries in turn.
+    """Compute channelized attention along one axis, Eqs. (6), (9) and the sum of (11), in `groups` slices of queries.
 
     A slice of the terms, alpha[s, i, m, c] = weights[s, i, m] * lines[s, m, c], holds N*S*(L/G)*L*C numbers: one group
-    is full vectorization, L groups go query by query.
+    is full vectorization, L groups are one query each.
 
-    Algorithm 1 pads the L queries to equal groups and drops the padding at the end. Nothing needs equal groups, so
-    here sizes differ by at most one and no time is spent on padding.
+    Algorithm 1 pads the L queries to equal groups. Here group sizes differ by at most one, without padding.
 
     Args:
         weights: attention of position i to position m, softmaxed over m, (N, S, L, L).
         lines: features to gather, (N, S, L, C).
         gate: channel weights from pooled terms, or None for plain attention.
-        groups: number of slices; more than L are as L.
-        name: what to call the gate in an error.
+        groups: number of slices, clamped to L.
+        name: of the gate, for error messages.
     """
-    if lines.stride(-1) != 1:  # channels side by side in memory, or every term would be gathered from afar
+    if lines.stride(-1) != 1:  # contiguous channels, for fast access to every term
         lines = lines.contiguous()
     slices = weights.to(lines.dtype).tensor_split(min(groups, lines.shape[2]), dim=2)  # (N, S, L/G, L) each
     return torch.cat([_channelize(part, lines, gate, name) for part in slices], dim=2)  # (N, S, L, C)
 
 
 def _channelize(weights: Tensor, lines: Tensor, gate: Gate | None, name: str) -> Tensor:
-    """One slice: (N, S, L/G, L) and (N, S, L, C) -> (N, S, L/G, C)."""
-    # Sums name their dtype, because autocast would make them float32, and the terms with them.
+    """Compute one slice: (N, S, L/G, L) and (N, S, L, C) -> (N, S, L/G, C)."""
+    # The dtype of sums is explicit, because autocast would convert the terms to float32.
     alpha = weights.unsqueeze(-1) * lines.unsqueeze(2)  # (N, S, L/G, L, C)
     if gate is not None:
-        pooled = (
-            alpha.sum(3, dtype=lines.dtype).mean(1) / lines.shape[2]
-        )  # (N, L/G, C), the sum over s and m divided by H*W
-        gates = ask(gate, pooled, name).unsqueeze(1).expand(-1, lines.shape[1], -1, -1)  # (N, S, L/G, C)
+        # (N, L/G, C), the sum over s and m divided by H*W
+        pooled = alpha.sum(3, dtype=lines.dtype).mean(1) / lines.shape[2]
+        gates = apply_gate(gate, pooled, name).unsqueeze(1).expand(-1, lines.shape[1], -1, -1)  # (N, S, L/G, C)
         alpha = alpha * gates.unsqueeze(3)  # (N, S, L/G, L, C)
     return alpha.sum(3, dtype=lines.dtype)
 
@@ -56,7 +54,7 @@ def grouped_axial_attention(
     row_gate: Gate | None,
     groups: int,
 ) -> Tensor:
-    """Eqs. (6) to (11) as they are written: channelized columns, then channelized rows of their result."""
+    """Compute Eqs. (6) to (11) literally: channelized columns, then channelized rows of their result."""
     columns = channelize_in_groups(column_attention, as_columns(values), column_gate, groups, "column_gate")
     rows = columns.transpose(1, 2)  # (N, H, W, C)
     return from_rows(channelize_in_groups(row_attention, rows, row_gate, groups, "row_gate"))

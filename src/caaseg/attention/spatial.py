@@ -11,35 +11,35 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from caaseg.attention.axial import softmax_scores, without_autocast
 from caaseg.attention.checks import check_maps, check_same_channels
-from caaseg.attention.gate import Activation, ChannelGate, Gate, ask
+from caaseg.attention.gate import Activation, ChannelGate, Gate, apply_gate
 from caaseg.attention.projection import projection
 
 
 class SpatialMaps(NamedTuple):
-    """What a self-attention block saw and decided. Large: (HW)^2 numbers an image."""
+    """Output, attention weights and gate of a self-attention block. Large: (HW)^2 numbers per image."""
 
     output: Tensor  # (N, C, H, W)
-    weights: Tensor  # (N, HW, HW), attention of each pixel to each other
-    gate: Tensor | None  # (N, HW, C), one vector a pixel; None where nothing gates
+    weights: Tensor  # (N, HW, HW), attention between all pixels
+    gate: Tensor | None  # (N, HW, C), one vector per pixel; None without a gate
 
 
 def as_pixels(features: Tensor) -> Tensor:
-    """A map as a list of pixels, (N, C, H, W) -> (N, HW, C)."""
+    """Reshape a map to a list of pixels, (N, C, H, W) -> (N, HW, C)."""
     return features.flatten(2).transpose(1, 2)
 
 
 def from_pixels(pixels: Tensor, height: int, width: int) -> Tensor:
-    """A list of pixels as a map again, (N, HW, C) -> (N, C, H, W), channels last in memory."""
+    """Reshape a list of pixels to a map, (N, HW, C) -> (N, C, H, W), channels last in memory."""
     return pixels.view(pixels.shape[0], height, width, pixels.shape[2]).permute(0, 3, 1, 2)
 
 
 def self_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Gather for every pixel from every pixel, Eq. (1), with the unscaled similarity of Eq. (2).
+    """Attend from every pixel to every pixel, Eq. (1), with the unscaled similarity of Eq. (2).
 
     Args:
-        queries: what each pixel asks for, (N, D, H, W).
-        keys: what each pixel answers to, (N, D, H, W); the paper takes the queries.
-        values: the features to gather, (N, C, H, W).
+        queries: (N, D, H, W).
+        keys: (N, D, H, W); in the paper the same as the queries.
+        values: features to gather, (N, C, H, W).
 
     Returns:
         (N, C, H, W) in the dtype of values, channels last in memory.
@@ -48,14 +48,14 @@ def self_attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 
 
 def channelized_self_attention(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate) -> Tensor:
-    """Self-attention whose terms are weighted by one channel gate a pixel before they are summed (Table 3).
+    """Weight the terms of self-attention by one channel gate per pixel before they are summed (Table 3).
 
-    The gate of a pixel pools that pixel's HW terms and does not depend on the term, so it leaves the sum: pooled is
-    the plain result divided by HW, and no tensor of HW x HW x C is built.
+    The gate of a pixel is constant over the HW terms of that pixel, so it factors out of the sum: the pooled features
+    are the plain result divided by HW, and no tensor of HW x HW x C is built.
 
     Args:
         queries, keys, values: as for `self_attention`.
-        gate: channel weights from pooled features, (N, HW, C) -> (N, HW, C), each pixel on its own.
+        gate: channel weights from pooled features, (N, HW, C) -> (N, HW, C), pixels independent.
     """
     return _gather_pixels(queries, keys, values, gate)
 
@@ -66,21 +66,21 @@ def _gather_pixels(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate | N
     with without_autocast(values.device.type):
         queries, keys = queries.to(values.dtype), keys.to(values.dtype)
         q, k, v = as_pixels(queries), as_pixels(keys), as_pixels(values)  # (N, HW, D), (N, HW, D), (N, HW, C)
-        # Fast GPU kernels ask for as many value as key channels, and for half precision.
+        # Fast GPU kernels require half precision, and as many value as key channels.
         split = values.is_cuda and values.dtype in (torch.float16, torch.bfloat16) and v.shape[2] % q.shape[2] == 0
         gathered = attend_split(q, k, v) if split else attend(q, k, v)  # (N, HW, C)
     return from_pixels(_gated(gathered, gate)[0], *values.shape[2:])
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The attention itself, (N, Q, D), (N, K, D) and (N, K, C) -> (N, Q, C); its weights are not kept."""
+    """Compute unscaled attention, (N, Q, D), (N, K, D) and (N, K, C) -> (N, Q, C), without storing the weights."""
     return scaled_dot_product_attention(
         queries.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1), scale=1.0
     ).squeeze(1)
 
 
 def attend_split(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """The same, D value channels at a time, as if each slice were a head with the same queries and keys."""
+    """Compute `attend` for D value channels at a time, each slice as a head with the same queries and keys."""
     channels = queries.shape[2]
     heads = values.shape[2] // channels
     q, k = (x.unsqueeze(1).expand(-1, heads, -1, -1) for x in (queries, keys))  # (N, C/D, HW, D)
@@ -91,18 +91,18 @@ def attend_split(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
 def _gated(gathered: Tensor, gate: Gate | None) -> tuple[Tensor, Tensor | None]:
     if gate is None:
         return gathered, None
-    weights = ask(gate, gathered / gathered.shape[1], "gate")  # (N, HW, C)
+    weights = apply_gate(gate, gathered / gathered.shape[1], "gate")  # (N, HW, C)
     return gathered * weights, weights
 
 
 class SelfAttention(nn.Module):
-    """Self-attention with one projection for query and key, as Eq. (2) has it; channelized where asked.
+    """Self-attention with one projection for queries and keys, Eq. (2), optionally channelized.
 
     Args:
         in_channels: channels of the input map.
-        key_channels: channels D of the query = key map.
-        value_channels: channels C of the value map, and of the output.
-        channelize: True adds the channel gate.
+        key_channels: channels D of queries and keys.
+        value_channels: channels C of values and output.
+        channelize: add the channel gate.
         gate_layers, gate_width, gate_activation: see `ChannelGate`.
     """
 
@@ -132,7 +132,7 @@ class SelfAttention(nn.Module):
         return _gather_pixels(keys, keys, self.values(features), self.gate)
 
     def explain(self, features: Tensor) -> SpatialMaps:
-        """The output with the attention and the gate that made it: for drawing, not for training."""
+        """Return the output with its attention weights and gate; for figures, not for training."""
         keys, values = as_pixels(self.keys(features)), as_pixels(self.values(features))
         weights = softmax_scores(keys, keys)
         output, gate = _gated(weights.to(values.dtype) @ values, self.gate)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from caaseg.benchmarks.timing import Cost, measure
-from caaseg.kernels.cross_entropy import applies, upsampled_cross_entropy
+from caaseg.data.sample import IGNORE
+from caaseg.kernels import is_supported
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
 from caaseg.models.cuda_graphs import capture_coarse
 from caaseg.models.fused_norm import fuse_batch_norm
@@ -160,8 +161,10 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.shape[2:] == labels.shape[1:]:
         return cross_entropy(logits, labels.long())
-    if applies(logits):
-        return upsampled_cross_entropy(logits, labels, None) / labels.numel()
+    if is_supported(logits):
+        from caaseg.kernels.cross_entropy import upsampled_cross_entropy
+
+        return upsampled_cross_entropy(logits, labels, None, ignore_index=IGNORE) / labels.numel()
     return cross_entropy(resize(logits, labels.shape[1:]), labels.long())
 
 

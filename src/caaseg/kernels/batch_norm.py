@@ -1,282 +1,414 @@
-"""Triton kernels of `normalization`. A map is (rows, C): pixel after pixel, channels last.
+"""Batch normalization in training, with residual addition and ReLU: autograd function, Triton kernels and launches.
 
-One program sums some rows of some channels into a place of its own, and a second kernel adds these places up: results
-are the same from run to run. What a kernel wrote last the next one reads first, from the cache.
+A residual network spends half of its training step on a GPU in these operations: torch reads and writes the features
+once for each of them, forward and backward. The kernels take two passes over the features forward, and two backward.
+
+A map is a matrix (rows, C): one row per pixel, channels last. Each program sums some rows of some channels into its own
+entry of a buffer of partial sums and a second kernel adds them up, so results are deterministic. Kernels traverse the
+rows in alternating order: the data written last by one kernel is still cached when the next one starts.
 """
 
+from typing import Any
+
+import torch
 import triton.language as tl
+from torch import Tensor
 
-from caaseg.kernels.launching import Kernel, jit
+from caaseg.kernels.common import ceil_div, jit, next_power_of_2, on_device, raise_if_double_backward
+
+NUM_PROGRAMS = 264  # of kernels that sum: two per multiprocessor of a large GPU
+TILE_ELEMENTS = 4096
+UNROLL = 4  # tiles that a summing program loads at a time
+TILES_PER_PROGRAM = 8  # of elementwise kernels
+
+
+def batch_norm(
+    features: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    *,
+    momentum: float,
+    eps: float,
+    relu: bool,
+    duplicate: bool = False,
+) -> Any:
+    """Normalize features over a batch, add the residual and apply ReLU; update the running statistics in place.
+
+    Args:
+        features: (N, C, H, W), channels last in memory.
+        residual: a map of the same shape and dtype to add before ReLU, or None.
+        weight, bias, running_mean, running_var: (C,).
+        momentum, eps: as in `torch.nn.BatchNorm2d`.
+        relu: whether to apply ReLU.
+        duplicate: return the result twice. Its two gradients are then summed inside the backward kernels.
+    """
+    options = (momentum, eps, relu, duplicate)
+    return _BatchNorm.apply(features, residual, weight, bias, running_mean, running_var, *options)  # type: ignore[no-untyped-call]
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        residual: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        running_mean: Tensor,
+        running_var: Tensor,
+        momentum: float,
+        eps: float,
+        relu: bool,
+        duplicate: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        if residual is not None:
+            residual = residual.contiguous(memory_format=torch.channels_last)
+        layout = Layout(features)
+        rows, c = layout.rows, layout.channels
+        parts, moments = layout.new_parts(features), features.new_empty(2, c, dtype=torch.float32)
+        result = torch.empty_like(features)
+        # A 1-bit ReLU mask per element: the backward pass reads it instead of the result.
+        mask = layout.new_mask(features) if relu and residual is not None else None
+        with on_device(features):
+            moments_kernel[layout.sums_grid](
+                features, parts, rows, c, layout.program_rows, **layout.blocks, unroll=UNROLL
+            )
+            merge_moments_kernel[layout.merge_grid](
+                parts, moments, running_mean, running_var, parts.shape[1], rows, c, layout.program_rows, momentum, eps,
+                **layout.merge_blocks,
+            )  # fmt: skip
+            normalize_kernel[layout.elementwise_grid](
+                features, residual, moments, weight, bias, result, mask, rows, c,
+                has_residual=residual is not None, relu=relu, **layout.blocks, tiles_per_program=TILES_PER_PROGRAM,
+            )  # fmt: skip
+        ctx.relu, ctx.has_residual = relu, residual is not None
+        ctx.save_for_backward(features, mask, moments, weight, bias)
+        return (result, result.detach()) if duplicate else result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad2: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        raise_if_double_backward("use a model without fused batch normalization")
+        features, mask, moments, weight, bias = ctx.saved_tensors
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        if grad2 is not None:
+            grad2 = grad2.contiguous(memory_format=torch.channels_last)
+        layout = Layout(features)
+        rows, c = layout.rows, layout.channels
+        parts, sums, grad_features = layout.new_parts(features), torch.empty_like(moments), torch.empty_like(features)
+        # The gradient of the residual is the masked incoming gradient; without ReLU it is the incoming one itself.
+        has_mask = ctx.has_residual and ctx.relu
+        if grad2 is not None and not has_mask:
+            grad, grad2 = grad + grad2, None
+        grad_residual = torch.empty_like(grad) if has_mask else grad
+        with on_device(features):
+            grad_sums_kernel[layout.sums_grid](
+                grad, grad2, features, mask, moments, weight, bias, grad_residual, parts, rows, c, layout.program_rows,
+                has_mask=has_mask, has_grad2=grad2 is not None, relu=ctx.relu, **layout.blocks, unroll=UNROLL,
+            )  # fmt: skip
+            merge_grad_sums_kernel[layout.merge_grid](parts, sums, parts.shape[1], c, **layout.merge_blocks)
+            grad_features_kernel[layout.elementwise_grid](
+                grad_residual, features, moments, weight, bias, sums, grad_features, rows, c,
+                apply_relu=ctx.relu and not has_mask, **layout.blocks, tiles_per_program=TILES_PER_PROGRAM,
+            )  # fmt: skip
+        grad_bias, grad_weight = sums.to(weight.dtype)
+        grads = grad_features, grad_residual if ctx.has_residual else None, grad_weight, grad_bias
+        return *grads, None, None, None, None, None, None
+
+
+class Layout:
+    """Grids and block sizes for a map."""
+
+    def __init__(self, features: Tensor) -> None:
+        n, c, height, width = features.shape
+        self.rows, self.channels = n * height * width, c
+        block_c = min(max(next_power_of_2(c), 16), 128)
+        block = TILE_ELEMENTS // block_c
+        column_blocks, row_blocks = ceil_div(c, block_c), ceil_div(self.rows, block)
+        # An odd number of tiles, so that programs do not all start in the same memory bank.
+        self.program_rows = (ceil_div(row_blocks, max(NUM_PROGRAMS // column_blocks, 1)) | 1) * block
+        self.blocks = {"block": block, "block_c": block_c}
+        self.sums_grid = (ceil_div(self.rows, self.program_rows), column_blocks)
+        self.elementwise_grid = (ceil_div(row_blocks, TILES_PER_PROGRAM), column_blocks)
+        self.merge_grid = (ceil_div(c, 16),)
+        # Few programs merge partial sums, one block after another: large blocks take fewer iterations.
+        many = self.sums_grid[0] > 64
+        self.merge_blocks = {"block": 256 if many else 64, "block_c": 16, "num_warps": 8 if many else 4}
+
+    def new_mask(self, features: Tensor) -> Tensor:
+        shape = (self.elementwise_grid[1], self.rows, self.blocks["block_c"] // 8)
+        return features.new_empty(shape, dtype=torch.uint8)
+
+    def new_parts(self, features: Tensor) -> Tensor:
+        return features.new_empty(2, self.sums_grid[0], self.channels, dtype=torch.float32)
 
 
 @jit
-def _tile(pointer: tl.tensor, row: tl.tensor, rows: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tensor:
-    """Some rows by some channels, zeros beyond the ends."""
-    inside = (row < rows)[:, None] & (channel < channels)[None, :]
-    return tl.load(pointer + row.to(tl.int64)[:, None] * channels + channel[None, :], inside, other=0.0).to(tl.float32)
-
-
-@jit
-def _put(
-    pointer: tl.tensor, tile: tl.tensor, row: tl.tensor, rows: tl.tensor, channel: tl.tensor, channels: tl.tensor
-) -> None:
-    inside = (row < rows)[:, None] & (channel < channels)[None, :]
-    where = pointer + row.to(tl.int64)[:, None] * channels + channel[None, :]
-    tl.store(where, tile.to(pointer.dtype.element_ty), inside)
-
-
-@jit
-def _of(pointer: tl.tensor, channel: tl.tensor, channels: tl.tensor) -> tl.tensor:
-    """Numbers of some channels."""
-    return tl.load(pointer + channel, channel < channels, other=0.0).to(tl.float32)
-
-
-@Kernel
-def moments_kernel(
-    given: tl.tensor,  # (rows, C)
-    parts: tl.tensor,  # (2, programs, C) float32: the mean of these rows, and the sum of squares around it
-    rows: tl.tensor,
-    channels: tl.tensor,
-    share: tl.tensor,  # rows of one program
-    block: tl.constexpr,
-    block_c: tl.constexpr,
-    unroll: tl.constexpr,
-) -> None:
-    """Mean and squares of some rows, taken from x - x0, x0 their first: large sums of near numbers would cancel."""
-    part = tl.num_programs(0) - 1 - tl.program_id(0)
-    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    shift = _of(given + (part * share).to(tl.int64) * channels, channel, channels)[None, :]
-    total = tl.zeros([block, block_c], tl.float32)
-    squares = tl.zeros([block, block_c], tl.float32)
-    # Several tiles are asked for before the first is there.
-    for first in tl.range(part * share, tl.minimum((part + 1) * share, rows), block, loop_unroll_factor=unroll):
-        row = first + tl.arange(0, block)
-        tile = tl.where((row < rows)[:, None], _tile(given, row, rows, channel, channels) - shift, 0.0)
-        total += tile
-        squares += tile * tile
-    own = tl.minimum(share, rows - part * share)
-    offset = tl.sum(total, 0) / own
-    where = parts + part * channels + channel
-    tl.store(where, _of(given + (part * share).to(tl.int64) * channels, channel, channels) + offset, channel < channels)
-    around = tl.sum(squares, 0) - offset * offset * own
-    tl.store(where + tl.num_programs(0) * channels, around, channel < channels)
-
-
-@jit
-def _added_up(
-    parts: tl.tensor,
-    number: tl.tensor,
-    channel: tl.tensor,
-    channels: tl.tensor,
-    block: tl.constexpr,
-    block_c: tl.constexpr,
-) -> tl.tensor:
-    total = tl.zeros([block, block_c], tl.float32)
-    for first in range(0, number, block):
-        total += _tile(parts, first + tl.arange(0, block), number, channel, channels)
-    return tl.sum(total, 0)
-
-
-@Kernel
-def moments_end_kernel(
-    parts: tl.tensor,
-    moments: tl.tensor,  # (2, C) float32: mean, and 1 / deviation
-    running_mean: tl.tensor,  # (C,), moved towards the mean
-    running_var: tl.tensor,
-    number: tl.tensor,  # of parts
-    rows: tl.tensor,
-    channels: tl.tensor,
-    share: tl.tensor,
-    momentum: tl.tensor,
-    epsilon: tl.tensor,
-    block: tl.constexpr,
-    block_c: tl.constexpr,
-) -> None:
-    """Mean and deviation of all parts together (Chan, Golub and LeVeque), and the running statistics."""
-    channel = tl.program_id(0) * block_c + tl.arange(0, block_c)
-    inside = channel < channels
-    first_mean = _of(parts, channel, channels)[None, :]
-    total = tl.zeros([block, block_c], tl.float32)
-    for first in range(0, number, block):
-        part = first + tl.arange(0, block)
-        own = tl.minimum(share, rows - part * share).to(tl.float32)[:, None]
-        total += tl.where(
-            (part < number)[:, None], own * (_tile(parts, part, number, channel, channels) - first_mean), 0.0
-        )
-    mean = _of(parts, channel, channels) + tl.sum(total, 0) / rows
-    around = tl.zeros([block, block_c], tl.float32)
-    for first in range(0, number, block):
-        part = first + tl.arange(0, block)
-        own = tl.minimum(share, rows - part * share).to(tl.float32)[:, None]
-        apart = _tile(parts, part, number, channel, channels) - mean[None, :]
-        squares = _tile(parts + number * channels, part, number, channel, channels)
-        around += tl.where((part < number)[:, None], squares + own * apart * apart, 0.0)
-    # A maximum that lets what is not a number through: the loss is to show it.
-    variance = tl.maximum(tl.sum(around, 0) / rows, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    tl.store(moments + channel, mean, inside)
-    tl.store(moments + channels + channel, tl.div_rn(1.0, tl.sqrt_rn(variance + epsilon)), inside)
-    before_mean, before_var = _of(running_mean, channel, channels), _of(running_var, channel, channels)
-    unbiased = variance * (rows / (rows - 1.0))
-    after_mean = before_mean + momentum * (mean - before_mean)
-    after_var = before_var + momentum * (unbiased - before_var)
-    tl.store(running_mean + channel, after_mean.to(running_mean.dtype.element_ty), inside)
-    tl.store(running_var + channel, after_var.to(running_var.dtype.element_ty), inside)
-
-
-@jit
-def _scales(
-    moments: tl.tensor, weight: tl.tensor, bias: tl.tensor, channel: tl.tensor, channels: tl.tensor
-) -> tl.tensor:
-    """Mean, 1 / deviation, weight and bias of some channels: read before a loop that writes, which would read anew."""
-    return (
-        _of(moments, channel, channels)[None, :],
-        _of(moments + channels, channel, channels)[None, :],
-        _of(weight, channel, channels)[None, :],
-        _of(bias, channel, channels)[None, :],
+def _load(pointer: tl.tensor, offs_r: tl.tensor, rows: tl.tensor, offs_c: tl.tensor, channels: tl.tensor) -> tl.tensor:
+    """Load a tile (rows, channels) as float32; zeros out of bounds."""
+    in_bounds = (offs_r < rows)[:, None] & (offs_c < channels)[None, :]
+    return tl.load(pointer + offs_r.to(tl.int64)[:, None] * channels + offs_c[None, :], in_bounds, other=0.0).to(
+        tl.float32
     )
 
 
 @jit
-def _bytes(signs: tl.tensor, row: tl.tensor, rows: tl.tensor, block_c: tl.constexpr) -> tl.tensor:
-    """Where the bits of some rows by a block of channels are: what a program writes lies together."""
-    first = tl.program_id(1) * rows.to(tl.int64)
-    return signs + (first + row)[:, None] * (block_c // 8) + tl.arange(0, block_c // 8)[None, :]
-
-
-@jit
-def _put_signs(
-    signs: tl.tensor, tile: tl.tensor, row: tl.tensor, rows: tl.tensor, block: tl.constexpr, block_c: tl.constexpr
+def _store(
+    pointer: tl.tensor, tile: tl.tensor, offs_r: tl.tensor, rows: tl.tensor, offs_c: tl.tensor, channels: tl.tensor
 ) -> None:
-    """A bit for each value that ReLU let through, eight channels to a byte; what is no number is let through."""
-    bits = tl.where(tile <= 0, 0, 1).reshape([block, block_c // 8, 8]) << tl.arange(0, 8)[None, None, :]
-    tl.store(_bytes(signs, row, rows, block_c), tl.sum(bits, 2).to(tl.uint8), (row < rows)[:, None])
+    """Store a tile where `_load` loads it from, in the dtype of the pointer."""
+    in_bounds = (offs_r < rows)[:, None] & (offs_c < channels)[None, :]
+    address = pointer + offs_r.to(tl.int64)[:, None] * channels + offs_c[None, :]
+    tl.store(address, tile.to(pointer.dtype.element_ty), in_bounds)
 
 
 @jit
-def _signs(signs: tl.tensor, row: tl.tensor, rows: tl.tensor, block: tl.constexpr, block_c: tl.constexpr) -> tl.tensor:
-    """Those bits, of some rows by some channels."""
-    bits = tl.load(_bytes(signs, row, rows, block_c), (row < rows)[:, None], other=0).to(tl.int32)
+def _load_channels(pointer: tl.tensor, offs_c: tl.tensor, channels: tl.tensor) -> tl.tensor:
+    """Load a vector of some channels as float32."""
+    return tl.load(pointer + offs_c, offs_c < channels, other=0.0).to(tl.float32)
+
+
+@jit
+def moments_kernel(
+    features: tl.tensor,  # (rows, C)
+    parts: tl.tensor,  # (2, programs, C) float32: mean of a program's rows, and sum of squared differences from it
+    rows: tl.tensor,
+    channels: tl.tensor,
+    program_rows: tl.tensor,  # rows per program
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    unroll: tl.constexpr,
+) -> None:
+    """Compute mean and squared differences of some rows, from x - x0 with x0 the first row, to avoid cancellation."""
+    part = tl.num_programs(0) - 1 - tl.program_id(0)
+    offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    shift = _load_channels(features + (part * program_rows).to(tl.int64) * channels, offs_c, channels)[None, :]
+    total = tl.zeros([block, block_c], tl.float32)
+    squares = tl.zeros([block, block_c], tl.float32)
+    end = tl.minimum((part + 1) * program_rows, rows)
+    for start in tl.range(part * program_rows, end, block, loop_unroll_factor=unroll):  # unrolled to overlap loads
+        offs_r = start + tl.arange(0, block)
+        tile = tl.where((offs_r < rows)[:, None], _load(features, offs_r, rows, offs_c, channels) - shift, 0.0)
+        total += tile
+        squares += tile * tile
+    count = tl.minimum(program_rows, rows - part * program_rows)
+    offset = tl.sum(total, 0) / count  # of the mean from x0
+    address = parts + part * channels + offs_c
+    x0 = _load_channels(features + (part * program_rows).to(tl.int64) * channels, offs_c, channels)
+    tl.store(address, x0 + offset, offs_c < channels)
+    sum_squares = tl.sum(squares, 0) - offset * offset * count
+    tl.store(address + tl.num_programs(0) * channels, sum_squares, offs_c < channels)
+
+
+@jit
+def merge_moments_kernel(
+    parts: tl.tensor,
+    moments: tl.tensor,  # (2, C) float32: mean and 1 / std
+    running_mean: tl.tensor,  # (C,), updated in place
+    running_var: tl.tensor,
+    num_parts: tl.tensor,
+    rows: tl.tensor,
+    channels: tl.tensor,
+    program_rows: tl.tensor,
+    momentum: tl.tensor,
+    eps: tl.tensor,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """Merge the moments of all parts (Chan, Golub and LeVeque) and update the running statistics."""
+    offs_c = tl.program_id(0) * block_c + tl.arange(0, block_c)
+    in_bounds = offs_c < channels
+    shift = _load_channels(parts, offs_c, channels)[None, :]
+    total = tl.zeros([block, block_c], tl.float32)
+    for start in range(0, num_parts, block):
+        part = start + tl.arange(0, block)
+        count = tl.minimum(program_rows, rows - part * program_rows).to(tl.float32)[:, None]
+        total += tl.where(
+            (part < num_parts)[:, None], count * (_load(parts, part, num_parts, offs_c, channels) - shift), 0.0
+        )
+    mean = _load_channels(parts, offs_c, channels) + tl.sum(total, 0) / rows
+    sum_squares = tl.zeros([block, block_c], tl.float32)
+    for start in range(0, num_parts, block):
+        part = start + tl.arange(0, block)
+        count = tl.minimum(program_rows, rows - part * program_rows).to(tl.float32)[:, None]
+        diff = _load(parts, part, num_parts, offs_c, channels) - mean[None, :]
+        squares = _load(parts + num_parts * channels, part, num_parts, offs_c, channels)
+        sum_squares += tl.where((part < num_parts)[:, None], squares + count * diff * diff, 0.0)
+    # NaN must propagate, so that the loss shows it.
+    variance = tl.maximum(tl.sum(sum_squares, 0) / rows, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(moments + offs_c, mean, in_bounds)
+    tl.store(moments + channels + offs_c, tl.div_rn(1.0, tl.sqrt_rn(variance + eps)), in_bounds)
+    old_mean, old_var = _load_channels(running_mean, offs_c, channels), _load_channels(running_var, offs_c, channels)
+    unbiased = variance * (rows / (rows - 1.0))
+    new_mean = old_mean + momentum * (mean - old_mean)
+    new_var = old_var + momentum * (unbiased - old_var)
+    tl.store(running_mean + offs_c, new_mean.to(running_mean.dtype.element_ty), in_bounds)
+    tl.store(running_var + offs_c, new_var.to(running_var.dtype.element_ty), in_bounds)
+
+
+@jit
+def _load_scales(
+    moments: tl.tensor, weight: tl.tensor, bias: tl.tensor, offs_c: tl.tensor, channels: tl.tensor
+) -> tl.tensor:
+    """Load mean, 1 / std, weight and bias. Called before loops with stores, which would make the compiler reload."""
+    return (
+        _load_channels(moments, offs_c, channels)[None, :],
+        _load_channels(moments + channels, offs_c, channels)[None, :],
+        _load_channels(weight, offs_c, channels)[None, :],
+        _load_channels(bias, offs_c, channels)[None, :],
+    )
+
+
+@jit
+def _mask_address(mask: tl.tensor, offs_r: tl.tensor, rows: tl.tensor, block_c: tl.constexpr) -> tl.tensor:
+    """Return the addresses of the mask bytes of some rows and one block of channels, contiguous per program."""
+    start = tl.program_id(1) * rows.to(tl.int64)
+    return mask + (start + offs_r)[:, None] * (block_c // 8) + tl.arange(0, block_c // 8)[None, :]
+
+
+@jit
+def _store_mask(
+    mask: tl.tensor, tile: tl.tensor, offs_r: tl.tensor, rows: tl.tensor, block: tl.constexpr, block_c: tl.constexpr
+) -> None:
+    """Store 1 for elements above zero and NaN, 0 for others: eight channels per byte."""
+    bits = tl.where(tile <= 0, 0, 1).reshape([block, block_c // 8, 8]) << tl.arange(0, 8)[None, None, :]
+    tl.store(_mask_address(mask, offs_r, rows, block_c), tl.sum(bits, 2).to(tl.uint8), (offs_r < rows)[:, None])
+
+
+@jit
+def _load_mask(
+    mask: tl.tensor, offs_r: tl.tensor, rows: tl.tensor, block: tl.constexpr, block_c: tl.constexpr
+) -> tl.tensor:
+    """Load a tile (rows, channels) of mask bits."""
+    bits = tl.load(_mask_address(mask, offs_r, rows, block_c), (offs_r < rows)[:, None], other=0).to(tl.int32)
     return (bits[:, :, None] >> tl.arange(0, 8)[None, None, :] & 1).reshape([block, block_c])
 
 
-@Kernel
+@jit
 def normalize_kernel(
-    given: tl.tensor,  # (rows, C)
-    added: tl.tensor,  # (rows, C), where summed
+    features: tl.tensor,  # (rows, C)
+    residual: tl.tensor,  # (rows, C) if has_residual
     moments: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
     result: tl.tensor,  # (rows, C)
-    signs: tl.tensor,  # (blocks of channels, rows, block_c / 8) uint8, where summed and relu
+    mask: tl.tensor,  # (blocks of channels, rows, block_c / 8) uint8, if has_residual and relu
     rows: tl.tensor,
     channels: tl.tensor,
-    summed: tl.constexpr,
+    has_residual: tl.constexpr,
     relu: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
-    repeats: tl.constexpr,
+    tiles_per_program: tl.constexpr,
 ) -> None:
-    """The result: normalized, with what is added, behind ReLU."""
-    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    mean, scale, factor, offset = _scales(moments, weight, bias, channel, channels)
-    for step in range(repeats):
-        row = (tl.program_id(0) * repeats + step) * block + tl.arange(0, block)
-        tile = (_tile(given, row, rows, channel, channels) - mean) * scale * factor + offset
-        if summed:
-            tile += _tile(added, row, rows, channel, channels)
+    """Normalize, add the residual, apply ReLU."""
+    offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    mean, rstd, weight_row, bias_row = _load_scales(moments, weight, bias, offs_c, channels)
+    for step in range(tiles_per_program):
+        offs_r = (tl.program_id(0) * tiles_per_program + step) * block + tl.arange(0, block)
+        tile = (_load(features, offs_r, rows, offs_c, channels) - mean) * rstd * weight_row + bias_row
+        if has_residual:
+            tile += _load(residual, offs_r, rows, offs_c, channels)
         if relu:
-            tile = tl.maximum(tile, 0.0, propagate_nan=tl.PropagateNan.ALL)  # as torch's ReLU does
-        _put(result, tile, row, rows, channel, channels)
-        if summed and relu:
-            _put_signs(signs, tile.to(result.dtype.element_ty), row, rows, block, block_c)
+            tile = tl.maximum(tile, 0.0, propagate_nan=tl.PropagateNan.ALL)  # like torch
+        _store(result, tile, offs_r, rows, offs_c, channels)
+        if has_residual and relu:
+            _store_mask(mask, tile.to(result.dtype.element_ty), offs_r, rows, block, block_c)
 
 
-@Kernel
-def sums_kernel(
+@jit
+def grad_sums_kernel(
     grad: tl.tensor,  # (rows, C), of the result
-    other: tl.tensor,  # (rows, C), of the result too, where twice
-    given: tl.tensor,
-    signs: tl.tensor,  # as `normalize_kernel` wrote them
+    grad2: tl.tensor,  # (rows, C), to be added to grad, if has_grad2
+    features: tl.tensor,
+    mask: tl.tensor,  # from `normalize_kernel`, if has_mask
     moments: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
-    passed: tl.tensor,  # (rows, C): the gradient that ReLU lets through, where summed
-    parts: tl.tensor,  # (2, programs, C) float32: sums of that gradient, and of its product with what was normalized
+    grad_residual: tl.tensor,  # (rows, C): masked gradient, if has_mask
+    parts: tl.tensor,  # (2, programs, C) float32: sums of the masked gradient and of its product with x normalized
     rows: tl.tensor,
     channels: tl.tensor,
-    share: tl.tensor,
-    summed: tl.constexpr,
-    twice: tl.constexpr,
+    program_rows: tl.tensor,
+    has_mask: tl.constexpr,
+    has_grad2: tl.constexpr,
     relu: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
     unroll: tl.constexpr,
 ) -> None:
-    """The sums of some rows that the gradients of weight, bias and features are made of."""
+    """Compute the sums of some rows for the gradients of weight, bias and features."""
     part = tl.num_programs(0) - 1 - tl.program_id(0)
-    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    mean, scale, factor, offset = _scales(moments, weight, bias, channel, channels)
+    offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    mean, rstd, weight_row, bias_row = _load_scales(moments, weight, bias, offs_c, channels)
     total = tl.zeros([block, block_c], tl.float32)
     products = tl.zeros([block, block_c], tl.float32)
-    for first in tl.range(part * share, tl.minimum((part + 1) * share, rows), block, loop_unroll_factor=unroll):
-        row = first + tl.arange(0, block)
-        incoming = _tile(grad, row, rows, channel, channels)
-        if twice:
-            incoming += _tile(other, row, rows, channel, channels)
-        standard = (_tile(given, row, rows, channel, channels) - mean) * scale
-        if summed:
-            incoming = tl.where(_signs(signs, row, rows, block, block_c) == 0, 0.0, incoming)
-            _put(passed, incoming, row, rows, channel, channels)
-        elif relu:  # without a sum the sign is known again
-            incoming = tl.where(standard * factor + offset <= 0, 0.0, incoming)
-        total += incoming
-        products += incoming * standard
-    where = parts + part * channels + channel
-    tl.store(where, tl.sum(total, 0), channel < channels)
-    tl.store(where + tl.num_programs(0) * channels, tl.sum(products, 0), channel < channels)
+    end = tl.minimum((part + 1) * program_rows, rows)
+    for start in tl.range(part * program_rows, end, block, loop_unroll_factor=unroll):
+        offs_r = start + tl.arange(0, block)
+        grad_tile = _load(grad, offs_r, rows, offs_c, channels)
+        if has_grad2:
+            grad_tile += _load(grad2, offs_r, rows, offs_c, channels)
+        normalized = (_load(features, offs_r, rows, offs_c, channels) - mean) * rstd
+        if has_mask:
+            grad_tile = tl.where(_load_mask(mask, offs_r, rows, block, block_c) == 0, 0.0, grad_tile)
+            _store(grad_residual, grad_tile, offs_r, rows, offs_c, channels)
+        elif relu:  # without a residual the sign is recomputed
+            grad_tile = tl.where(normalized * weight_row + bias_row <= 0, 0.0, grad_tile)
+        total += grad_tile
+        products += grad_tile * normalized
+    address = parts + part * channels + offs_c
+    tl.store(address, tl.sum(total, 0), offs_c < channels)
+    tl.store(address + tl.num_programs(0) * channels, tl.sum(products, 0), offs_c < channels)
 
 
-@Kernel
-def sums_end_kernel(
+@jit
+def merge_grad_sums_kernel(
     parts: tl.tensor,
     sums: tl.tensor,  # (2, C): gradients of bias and weight
-    number: tl.tensor,
+    num_parts: tl.tensor,
     channels: tl.tensor,
     block: tl.constexpr,
     block_c: tl.constexpr,
 ) -> None:
-    """The gradients of bias and weight, from the sums of all parts."""
-    channel = tl.program_id(0) * block_c + tl.arange(0, block_c)
+    """Add up the partial sums: the gradients of bias and weight."""
+    offs_c = tl.program_id(0) * block_c + tl.arange(0, block_c)
     for k in tl.static_range(2):
-        total = _added_up(parts + k * number * channels, number, channel, channels, block, block_c)
-        tl.store(sums + k * channels + channel, total, channel < channels)
+        total = tl.zeros([block, block_c], tl.float32)
+        for start in range(0, num_parts, block):
+            offs_part = start + tl.arange(0, block)
+            total += _load(parts + k * num_parts * channels, offs_part, num_parts, offs_c, channels)
+        tl.store(sums + k * channels + offs_c, tl.sum(total, 0), offs_c < channels)
 
 
-@Kernel
-def spread_kernel(
-    grad: tl.tensor,  # (rows, C): of the result, or what ReLU let through where summed
-    given: tl.tensor,
+@jit
+def grad_features_kernel(
+    grad: tl.tensor,  # (rows, C), of the result; already masked unless apply_relu
+    features: tl.tensor,
     moments: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
     sums: tl.tensor,  # (2, C)
-    grad_given: tl.tensor,  # (rows, C)
+    grad_features: tl.tensor,  # (rows, C)
     rows: tl.tensor,
     channels: tl.tensor,
-    masked: tl.constexpr,  # ReLU's mask is still to be applied
+    apply_relu: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
-    repeats: tl.constexpr,
+    tiles_per_program: tl.constexpr,
 ) -> None:
-    """The gradient of what was normalized: less its own mean, and less its part along what was normalized."""
-    channel = tl.program_id(1) * block_c + tl.arange(0, block_c)
-    mean, scale, factor, offset = _scales(moments, weight, bias, channel, channels)
-    grad_mean = (_of(sums, channel, channels) / rows)[None, :]
-    along = (_of(sums + channels, channel, channels) / rows)[None, :]
-    for step in range(repeats):
-        row = (tl.program_id(0) * repeats + step) * block + tl.arange(0, block)
-        incoming = _tile(grad, row, rows, channel, channels)
-        standard = (_tile(given, row, rows, channel, channels) - mean) * scale
-        if masked:
-            incoming = tl.where(standard * factor + offset <= 0, 0.0, incoming)
-        _put(grad_given, factor * scale * (incoming - grad_mean - standard * along), row, rows, channel, channels)
+    """Compute the gradient of the features: remove its mean and its projection on the normalized features."""
+    offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)
+    mean, rstd, weight_row, bias_row = _load_scales(moments, weight, bias, offs_c, channels)
+    grad_mean = (_load_channels(sums, offs_c, channels) / rows)[None, :]
+    grad_dot = (_load_channels(sums + channels, offs_c, channels) / rows)[None, :]
+    for step in range(tiles_per_program):
+        offs_r = (tl.program_id(0) * tiles_per_program + step) * block + tl.arange(0, block)
+        grad_tile = _load(grad, offs_r, rows, offs_c, channels)
+        normalized = (_load(features, offs_r, rows, offs_c, channels) - mean) * rstd
+        if apply_relu:
+            grad_tile = tl.where(normalized * weight_row + bias_row <= 0, 0.0, grad_tile)
+        grad_tile = weight_row * rstd * (grad_tile - grad_mean - normalized * grad_dot)
+        _store(grad_features, grad_tile, offs_r, rows, offs_c, channels)

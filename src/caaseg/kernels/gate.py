@@ -1,76 +1,168 @@
-"""Triton kernels of a channel gate: all its layers, and the way back through them, in few launches.
+"""Channel gates: Triton kernels and their launches.
 
-Nothing here is called but by `fused`.
+`gate_mlp` runs all layers of a channel gate for pooled features in one launch, its backward pass takes two.
+`scale_columns` multiplies a map with the gate of its image columns.
+
+Names: offs_p are positions of pooled features, offs_c channels, offs_w units of a hidden layer.
 """
 
+import torch
 import triton.language as tl
+from torch import Tensor
 
-from caaseg.kernels.axial import _added, _exp, _inverse, _product, _put, _tile
-from caaseg.kernels.launching import Kernel, jit
+from caaseg.kernels.common import (
+    accumulate,
+    ceil_div,
+    dot,
+    exp,
+    jit,
+    load_tile,
+    next_power_of_2,
+    on_device,
+    reciprocal,
+    store_tile,
+)
 
 
-@Kernel
-def gate_kernel(
-    pooled: tl.tensor,  # (positions, C)
-    first: tl.tensor,  # (width, C)
-    hidden: tl.tensor,  # (width, width) each
-    last: tl.tensor,  # (C, width)
-    gates: tl.tensor,  # (positions, C)
-    states: tl.tensor,  # (layers + 1, positions, width): behind each layer but the last, where kept
-    positions: tl.tensor,
-    depth: tl.tensor,
-    width: tl.tensor,
-    slope: tl.tensor,
-    layers: tl.constexpr,  # of `hidden`
-    kept: tl.constexpr,
-    block: tl.constexpr,
-    block_c: tl.constexpr,
-    block_w: tl.constexpr,
-) -> None:
-    """All layers of a channel gate for a block of positions; rounded between layers as the layers themselves do."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    units = tl.arange(0, block_w)
-    state = tl.zeros([block, block_w], tl.float32)
-    for c in range(0, depth, block_c):
-        channels = c + tl.arange(0, block_c)
-        tile = _tile(pooled, 0, at, positions, 1, channels, depth)
-        state += _product(tile, tl.trans(_tile(first, 0, units, width, 1, channels, depth).to(tile.dtype)))
-    narrow = _activated(state, slope, pooled)
-    if kept:
-        _put(states, narrow, 0, at, positions, 1, units, width)
-    for layer in tl.static_range(layers):
-        weights = _tile(hidden[layer], 0, units, width, 1, units, width).to(narrow.dtype)
-        narrow = _activated(_product(narrow, tl.trans(weights)), slope, pooled)
-        if kept:
-            _put(states + (layer + 1) * positions * width, narrow, 0, at, positions, 1, units, width)
-    for c in range(0, depth, block_c):
-        channels = c + tl.arange(0, block_c)
-        of_last = _tile(last, 0, channels, depth, 1, units, width).to(narrow.dtype)
-        logits = _product(narrow, tl.trans(of_last)).to(narrow.dtype).to(tl.float32)
-        power = _exp(-tl.abs(logits), narrow.dtype == tl.float32)
-        sigmoid = tl.where(logits > 0, 1.0, power) * _inverse(1 + power, narrow.dtype == tl.float32)
-        _put(gates, sigmoid, 0, at, positions, 1, channels, depth)
+def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: bool) -> tuple[Tensor, Tensor]:
+    """Compute a channel gate: linear layers with leaky ReLU, then a sigmoid.
+
+    Args:
+        pooled: (N, L, C).
+        weights: of each linear layer, (U, C), (U, U) each, (C, U).
+        slope: of the leaky ReLU below zero.
+        save_states: whether to return the hidden states, for the backward pass.
+
+    Returns:
+        The gate (N, L, C) and the outputs of the hidden layers, (hidden layers, N * L, U), empty unless requested.
+    """
+    first, *hidden, last = weights
+    n, length, c = pooled.shape
+    gates, width = torch.empty_like(pooled), first.shape[0]
+    states = pooled.new_empty(len(hidden) + 1 if save_states else 0, n * length, width)
+    with on_device(pooled):
+        gate_kernel[(ceil_div(n * length, 16),)](
+            pooled, first, tuple(hidden), last, gates, states, n * length, c, width, slope,
+            layers=len(hidden), save_states=save_states, **gate_blocks(c, width, pooled.dtype),
+        )  # fmt: skip
+    return gates, states
+
+
+def gate_blocks(channels: int, width: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return block sizes for which two tiles of weights, the current and the next, fit into shared memory."""
+    block_w = max(next_power_of_2(width), 16)
+    max_block_c = (16_384 if dtype == torch.float32 else 32_768) // block_w
+    block_c = max(min(next_power_of_2(channels), max_block_c), 16)
+    return {"block": 16, "block_c": block_c, "block_w": block_w, "num_warps": 8, "num_stages": 2}
+
+
+def gate_mlp_backward(
+    grad: Tensor, pooled: Tensor, gates: Tensor, states: Tensor, weights: list[Tensor], slope: float
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of `pooled` and of each weight of `gate_mlp`."""
+    first, *hidden, last = weights
+    n, length, c = pooled.shape
+    width, layers = first.shape[0], len(hidden)
+    grad_logits, grad_states, grad_pooled = torch.empty_like(grad), torch.empty_like(states), torch.empty_like(pooled)
+    sizes = [weight.numel() for weight in weights]
+    grads, tiles = first.new_empty(sum(sizes)), ceil_div(max(c, width), 64)
+    with on_device(pooled):
+        gate_backward_kernel[(ceil_div(n * length, 16),)](
+            grad, gates, states, first, tuple(hidden), last, grad_logits, grad_states, grad_pooled,
+            n * length, c, width, slope, layers=layers, **gate_blocks(c, width, pooled.dtype),
+        )  # fmt: skip
+        gate_weights_kernel[(len(weights), tiles, tiles)](
+            pooled, states, grad_logits, grad_states, grads, n * length, c, width, layers=layers, block=64, block_p=64
+        )
+    grad_weights = torch.split(grads, sizes)
+    return grad_pooled, [part.view_as(weight) for part, weight in zip(grad_weights, weights, strict=True)]
+
+
+def scale_columns(features: Tensor, gate: Tensor) -> Tensor:
+    """Multiply features (N, C, H, W), channels last in memory, with a gate of image columns (N, W, C)."""
+    n, c, height, width = features.shape
+    out, block = torch.empty_like(features), 2048
+    with on_device(features):
+        scale_columns_kernel[(n * height, ceil_div(width * c, block))](
+            features, gate, out, height, width * c, block=block
+        )
+    return out
+
+
+def scale_columns_backward(features: Tensor, gate: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of features and gate of `scale_columns`."""
+    n, c, height, width = features.shape
+    grad_features, grad_gate, block = torch.empty_like(features), torch.empty_like(gate), 512
+    with on_device(features):
+        scale_columns_backward_kernel[(n, ceil_div(width * c, block))](
+            features, gate, grad, grad_features, grad_gate, height, width * c, block_h=4, block=block
+        )
+    return grad_features, grad_gate
 
 
 @jit
-def _activated(state: tl.tensor, slope: tl.tensor, like: tl.tensor) -> tl.tensor:
-    narrow = state.to(like.dtype.element_ty).to(tl.float32)
-    return tl.where(narrow > 0, narrow, narrow * slope).to(like.dtype.element_ty)
+def gate_kernel(
+    pooled: tl.tensor,  # (num_positions, C)
+    first: tl.tensor,  # (width, C)
+    hidden: tl.tensor,  # tuple of (width, width)
+    last: tl.tensor,  # (C, width)
+    gates: tl.tensor,  # (num_positions, C)
+    states: tl.tensor,  # (layers + 1, num_positions, width), outputs of the hidden layers if save_states
+    num_positions: tl.tensor,
+    channels: tl.tensor,
+    width: tl.tensor,
+    slope: tl.tensor,
+    layers: tl.constexpr,  # of `hidden`
+    save_states: tl.constexpr,
+    block: tl.constexpr,
+    block_c: tl.constexpr,
+    block_w: tl.constexpr,
+) -> None:
+    """Compute all layers of a channel gate for a block of positions. Rounds between layers, as torch does."""
+    offs_p = tl.program_id(0) * block + tl.arange(0, block)
+    offs_w = tl.arange(0, block_w)
+    state = tl.zeros([block, block_w], tl.float32)
+    for c in range(0, channels, block_c):
+        offs_c = c + tl.arange(0, block_c)
+        tile = load_tile(pooled, 0, offs_p, num_positions, 1, offs_c, channels)
+        state += dot(tile, tl.trans(load_tile(first, 0, offs_w, width, 1, offs_c, channels).to(tile.dtype)))
+    state = leaky_relu(state, slope, pooled)
+    if save_states:
+        store_tile(states, state, 0, offs_p, num_positions, 1, offs_w, width)
+    for layer in tl.static_range(layers):
+        weights = load_tile(hidden[layer], 0, offs_w, width, 1, offs_w, width).to(state.dtype)
+        state = leaky_relu(dot(state, tl.trans(weights)), slope, pooled)
+        if save_states:
+            store_tile(states + (layer + 1) * num_positions * width, state, 0, offs_p, num_positions, 1, offs_w, width)
+    for c in range(0, channels, block_c):
+        offs_c = c + tl.arange(0, block_c)
+        last_tile = load_tile(last, 0, offs_c, channels, 1, offs_w, width).to(state.dtype)
+        logits = dot(state, tl.trans(last_tile)).to(state.dtype).to(tl.float32)
+        exp_logits = exp(-tl.abs(logits), state.dtype == tl.float32)
+        sigmoid = tl.where(logits > 0, 1.0, exp_logits) * reciprocal(1 + exp_logits, state.dtype == tl.float32)
+        store_tile(gates, sigmoid, 0, offs_p, num_positions, 1, offs_c, channels)
 
 
-@Kernel
+@jit
+def leaky_relu(state: tl.tensor, slope: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Round to the dtype of the pointer `like`, then apply the activation."""
+    state = state.to(like.dtype.element_ty).to(tl.float32)
+    return tl.where(state > 0, state, state * slope).to(like.dtype.element_ty)
+
+
+@jit
 def gate_backward_kernel(
-    grad: tl.tensor,  # (positions, C), of gates
-    gates: tl.tensor,  # (positions, C)
-    states: tl.tensor,  # (layers + 1, positions, width)
+    grad: tl.tensor,  # (num_positions, C), of gates
+    gates: tl.tensor,  # (num_positions, C)
+    states: tl.tensor,  # (layers + 1, num_positions, width)
     first: tl.tensor,
     hidden: tl.tensor,
     last: tl.tensor,
-    grad_logits: tl.tensor,  # (positions, C)
-    grad_states: tl.tensor,  # (layers + 1, positions, width), before the activations
-    grad_pooled: tl.tensor,  # (positions, C)
-    positions: tl.tensor,
-    depth: tl.tensor,
+    grad_logits: tl.tensor,  # (num_positions, C)
+    grad_states: tl.tensor,  # (layers + 1, num_positions, width), before the activations
+    grad_pooled: tl.tensor,  # (num_positions, C)
+    num_positions: tl.tensor,
+    channels: tl.tensor,
     width: tl.tensor,
     slope: tl.tensor,
     layers: tl.constexpr,  # of `hidden`
@@ -78,61 +170,105 @@ def gate_backward_kernel(
     block_c: tl.constexpr,
     block_w: tl.constexpr,
 ) -> None:
-    """The way back through a channel gate, to what was pooled and to what each layer gave."""
-    at = tl.program_id(0) * block + tl.arange(0, block)
-    units = tl.arange(0, block_w)
-    kind: tl.constexpr = grad.dtype.element_ty
-    state = tl.zeros([block, block_w], tl.float32)
-    for c in range(0, depth, block_c):
-        channels = c + tl.arange(0, block_c)
-        gate = _tile(gates, 0, at, positions, 1, channels, depth).to(tl.float32)
-        incoming = _tile(grad, 0, at, positions, 1, channels, depth).to(tl.float32)
-        of_logits = (incoming * gate * (1 - gate)).to(kind)
-        _put(grad_logits, of_logits, 0, at, positions, 1, channels, depth)
-        state += _product(of_logits, _tile(last, 0, channels, depth, 1, units, width).to(kind))
+    """Compute the gradients of the pooled features, the logits and the hidden layers of a channel gate."""
+    offs_p = tl.program_id(0) * block + tl.arange(0, block)
+    offs_w = tl.arange(0, block_w)
+    dtype: tl.constexpr = grad.dtype.element_ty
+    total = tl.zeros([block, block_w], tl.float32)
+    for c in range(0, channels, block_c):
+        offs_c = c + tl.arange(0, block_c)
+        gate = load_tile(gates, 0, offs_p, num_positions, 1, offs_c, channels).to(tl.float32)
+        grad_gate = load_tile(grad, 0, offs_p, num_positions, 1, offs_c, channels).to(tl.float32)
+        grad_logit = (grad_gate * gate * (1 - gate)).to(dtype)
+        store_tile(grad_logits, grad_logit, 0, offs_p, num_positions, 1, offs_c, channels)
+        total += dot(grad_logit, load_tile(last, 0, offs_c, channels, 1, offs_w, width).to(dtype))
     for step in tl.static_range(layers + 1):
-        skipped = (layers - step) * positions * width
-        given = _tile(states + skipped, 0, at, positions, 1, units, width).to(tl.float32)
-        narrow = tl.where(given > 0, state, state * slope).to(kind)
-        _put(grad_states + skipped, narrow, 0, at, positions, 1, units, width)
+        offset = (layers - step) * num_positions * width
+        output = load_tile(states + offset, 0, offs_p, num_positions, 1, offs_w, width).to(tl.float32)
+        grad_state = tl.where(output > 0, total, total * slope).to(dtype)
+        store_tile(grad_states + offset, grad_state, 0, offs_p, num_positions, 1, offs_w, width)
         if step < layers:
-            state = _product(narrow, _tile(hidden[layers - 1 - step], 0, units, width, 1, units, width).to(kind))
-            state = state.to(kind).to(tl.float32)
-    for c in range(0, depth, block_c):
-        channels = c + tl.arange(0, block_c)
-        of_first = _tile(first, 0, units, width, 1, channels, depth).to(kind)
-        _put(grad_pooled, _product(narrow, of_first), 0, at, positions, 1, channels, depth)
+            total = dot(grad_state, load_tile(hidden[layers - 1 - step], 0, offs_w, width, 1, offs_w, width).to(dtype))
+            total = total.to(dtype).to(tl.float32)
+    for c in range(0, channels, block_c):
+        offs_c = c + tl.arange(0, block_c)
+        first_tile = load_tile(first, 0, offs_w, width, 1, offs_c, channels).to(dtype)
+        store_tile(grad_pooled, dot(grad_state, first_tile), 0, offs_p, num_positions, 1, offs_c, channels)
 
 
-@Kernel
+@jit
 def gate_weights_kernel(
-    pooled: tl.tensor,  # (positions, C)
-    states: tl.tensor,  # (layers + 1, positions, width)
-    grad_logits: tl.tensor,  # (positions, C)
-    grad_states: tl.tensor,  # (layers + 1, positions, width)
-    grads: tl.tensor,  # of the weights of all layers, one after the other: (width, C), (width, width) each, (C, width)
-    positions: tl.tensor,
-    depth: tl.tensor,
+    pooled: tl.tensor,  # (num_positions, C)
+    states: tl.tensor,  # (layers + 1, num_positions, width)
+    grad_logits: tl.tensor,  # (num_positions, C)
+    grad_states: tl.tensor,  # (layers + 1, num_positions, width)
+    grads: tl.tensor,  # of the weights of all layers, concatenated: (width, C), (width, width) each, (C, width)
+    num_positions: tl.tensor,
+    channels: tl.tensor,
     width: tl.tensor,
-    layers: tl.constexpr,  # between the first and the last
+    layers: tl.constexpr,  # of `hidden`
     block: tl.constexpr,
     block_p: tl.constexpr,
 ) -> None:
-    """Gradients of the weights of a channel gate: for each layer, what it gave with what it was given."""
+    """Compute the gradients of the weights of a channel gate: per layer, output gradients^T @ inputs."""
     layer = tl.program_id(0)
     exact: tl.constexpr = pooled.dtype.element_ty == tl.float32
-    gave, given = grad_states + layer * positions * width, states + (layer - 1) * positions * width
-    rows, columns, skipped = width, width, width * depth + (layer - 1) * width * width
+    grad_output, inputs = grad_states + layer * num_positions * width, states + (layer - 1) * num_positions * width
+    rows, columns, offset = width, width, width * channels + (layer - 1) * width * width
     if layer == 0:
-        given, columns, skipped = pooled, depth, 0
+        inputs, columns, offset = pooled, channels, 0
     if layer == layers + 1:
-        gave, rows = grad_logits, depth
-    row = tl.program_id(1) * block + tl.arange(0, block)
-    column = tl.program_id(2) * block + tl.arange(0, block)
+        grad_output, rows = grad_logits, channels
+    offs_row = tl.program_id(1) * block + tl.arange(0, block)
+    offs_column = tl.program_id(2) * block + tl.arange(0, block)
     total = tl.zeros([block, block], tl.float32)
-    for first in range(0, positions, block_p):
-        at = first + tl.arange(0, block_p)
-        left = _tile(gave, 0, at, positions, 1, row, rows)
-        right = _tile(given, 0, at, positions, 1, column, columns)
-        total = _added(total, _product(tl.trans(left), right), positions, exact)
-    _put(grads + skipped, total, 0, row, rows, 1, column, columns)
+    for block_start in range(0, num_positions, block_p):
+        offs_p = block_start + tl.arange(0, block_p)
+        grad_tile = load_tile(grad_output, 0, offs_p, num_positions, 1, offs_row, rows)
+        input_tile = load_tile(inputs, 0, offs_p, num_positions, 1, offs_column, columns)
+        total = accumulate(total, dot(tl.trans(grad_tile), input_tile), num_positions, exact)
+    store_tile(grads + offset, total, 0, offs_row, rows, 1, offs_column, columns)
+
+
+@jit
+def scale_columns_kernel(
+    features: tl.tensor,  # (N, height, size), size = width * C
+    gate: tl.tensor,  # (N, size)
+    out: tl.tensor,
+    height: tl.tensor,
+    size: tl.tensor,
+    block: tl.constexpr,
+) -> None:
+    """Multiply each image row with the gate of its image."""
+    row = tl.program_id(0)
+    offs = tl.program_id(1) * block + tl.arange(0, block)
+    start = row.to(tl.int64) * size
+    gate_tile = tl.load(gate + (row // height) * size + offs, offs < size, other=0.0).to(tl.float32)
+    scaled = tl.load(features + start + offs, offs < size, other=0.0).to(tl.float32) * gate_tile
+    tl.store(out + start + offs, scaled.to(out.dtype.element_ty), offs < size)
+
+
+@jit
+def scale_columns_backward_kernel(
+    features: tl.tensor,  # (N, height, size)
+    gate: tl.tensor,  # (N, size)
+    grad: tl.tensor,  # (N, height, size)
+    grad_features: tl.tensor,
+    grad_gate: tl.tensor,  # (N, size)
+    height: tl.tensor,
+    size: tl.tensor,
+    block_h: tl.constexpr,
+    block: tl.constexpr,
+) -> None:
+    """Compute both gradients of `scale_columns_kernel`, reading the incoming gradient once."""
+    image = tl.program_id(0)
+    offs = tl.program_id(1) * block + tl.arange(0, block)
+    gate_tile = tl.load(gate + image * size + offs, offs < size, other=0.0).to(tl.float32)[None, :]
+    total = tl.zeros([block_h, block], tl.float32)
+    start = image.to(tl.int64) * height
+    for row_start in range(0, height, block_h):
+        row = row_start + tl.arange(0, block_h)
+        grad_tile = load_tile(grad, start, row, height, 1, offs, size).to(tl.float32)
+        total += grad_tile * load_tile(features, start, row, height, 1, offs, size).to(tl.float32)
+        store_tile(grad_features, grad_tile * gate_tile, start, row, height, 1, offs, size)
+    tl.store(grad_gate + image * size + offs, tl.sum(total, 0).to(grad_gate.dtype.element_ty), offs < size)

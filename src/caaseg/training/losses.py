@@ -13,7 +13,7 @@ from torch import Tensor
 
 from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
-from caaseg.kernels.cross_entropy import applies, upsampled_cross_entropy
+from caaseg.kernels import is_supported
 from caaseg.models import Prediction
 from caaseg.models.resize import resize
 
@@ -49,8 +49,10 @@ class CrossEntropy:
         return self._pixels(labels).sum()
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self.ohem is None and applies(logits):
-            return upsampled_cross_entropy(logits, labels, self.class_weights)
+        if self.ohem is None and is_supported(logits):
+            from caaseg.kernels.cross_entropy import upsampled_cross_entropy
+
+            return upsampled_cross_entropy(logits, labels, self.class_weights, ignore_index=IGNORE)
         if logits.shape[2:] != labels.shape[1:]:
             logits = resize(logits, labels.shape[1:])
         rows = logits.float().movedim(1, -1).flatten(0, -2)  # (N*H*W, K): in this layout the GPU sums deterministically

@@ -1,0 +1,120 @@
+"""Compile every kernel for an NVIDIA GPU of compute capability 9.0 and print the size of its binary.
+
+Runs without a GPU, but in a process without TRITON_INTERPRET=1.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from caaseg.attention.fused import MAX_GATE_ROW_BYTES
+from caaseg.kernels import axial_backward, axial_forward, batch_norm, cross_entropy, gate
+
+SHARED_MEMORY = 227 * 1024  # bytes per program
+INTEGERS = (
+    "num_lines length line_stride stride channels key_channels size num_positions width height h w classes "
+    "rows num_parts program_rows"
+)
+FLOATS = "pool_scale slope step_x step_y momentum eps"
+FLOAT32_POINTERS = "stats deltas weights losses parts moments sums running_mean running_var weight bias"
+TYPES: dict[str, Any] = {
+    **dict.fromkeys(INTEGERS.split(), "i32"),
+    **dict.fromkeys(FLOATS.split(), "fp32"),
+    **dict.fromkeys(FLOAT32_POINTERS.split(), "*fp32"),
+    "mask": "*u8",
+    "labels": "*u8",
+}
+
+
+def compile_kernel(kernel: Any, constants: dict[str, Any], warps: int = 4, stages: int = 3, **types: Any) -> None:
+    """Compile a kernel; arguments that have no type in `types` or `TYPES` are pointers to bfloat16."""
+    names = list(inspect.signature(kernel.fn).parameters)
+    known = {**TYPES, **types, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(
+        kernel,
+        {name: known.get(name, "*bf16") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+    )
+    options = {"num_warps": warps, "num_stages": stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= SHARED_MEMORY
+    if kernel.__name__ in ("normalize_kernel", "merge_moments_kernel"):
+        assert "max.NaN.f32" in compiled.asm["ptx"]  # NaN propagates; the interpreter's maximum always does that
+    print(kernel.__name__, len(compiled.asm["cubin"]))
+
+
+def compile_axial() -> None:
+    single = {"block_d": 64, "block_c": 64, "gated": True}
+    for block in (32, 64, 128):
+        constants = {**single, "block": block, "tail": 16, "program_c": 512}
+        compile_kernel(axial_forward.attention_with_tail_kernel, constants)
+    constants = {**single, "block": 128, "single_block": True, "program_c": 512}
+    compile_kernel(axial_forward.attention_kernel, constants, 8)
+    compile_kernel(axial_backward.attention_backward_kernel, {**single, "block": 128, "pooled": True}, 8)
+    compile_kernel(axial_forward.pool_kernel, {"block": 8, "block_c": 512})
+    compile_long_lines({**single, "block": 64}, grad_gate="*fp32")
+
+    # In float32
+    single["block_c"] = 32
+    names = "keys values gate out grad grad_pooled grad_keys grad_values grad_gate"
+    types: dict[str, Any] = dict.fromkeys(names.split(), "*fp32")
+    constants = {**single, "block": 32, "single_block": True, "program_c": 512}
+    compile_kernel(axial_forward.attention_kernel, constants, **types)
+    compile_kernel(axial_backward.attention_backward_kernel, {**single, "block": 32, "pooled": True}, **types)
+    compile_long_lines({**single, "block": 32}, **types)
+
+
+def compile_long_lines(blocks: dict[str, Any], **types: Any) -> None:
+    constants = {**blocks, "single_block": False, "program_c": blocks["block_c"]}
+    compile_kernel(axial_forward.attention_kernel, constants, **types)
+    for kernel in ("delta_kernel", "values_backward_kernel", "keys_backward_kernel"):
+        compile_kernel(getattr(axial_backward, kernel), {**blocks, "pooled": True}, **types)
+
+
+def compile_gate() -> None:
+    compile_kernel(gate.scale_columns_kernel, {"block": 2048})
+    compile_kernel(gate.scale_columns_backward_kernel, {"block_h": 4, "block": 512})
+    pointers = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+    bf16, fp32 = pointers
+    for dtype, weight_dtype in ((bf16, bf16), (bf16, fp32), (fp32, fp32)):
+        names = "pooled gates states grad grad_logits grad_states grad_pooled"
+        types: dict[str, Any] = dict.fromkeys(names.split(), pointers[dtype])
+        weight = pointers[weight_dtype]
+        for width in (64, MAX_GATE_ROW_BYTES // weight_dtype.itemsize):
+            constants = {"layers": 4, **gate.gate_blocks(512, width, dtype)}
+            warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
+            types |= {"first": weight, "last": weight, "hidden": (weight,) * 4}
+            compile_kernel(gate.gate_kernel, {**constants, "save_states": True}, warps, stages, **types)
+            compile_kernel(gate.gate_backward_kernel, constants, warps, stages, **types)
+        compile_kernel(gate.gate_weights_kernel, {"layers": 4, "block": 64, "block_p": 64}, grads="*fp32", **types)
+
+
+def compile_cross_entropy() -> None:
+    for classes in (2, 19, 59, 171, 255, 300):
+        constants: dict[str, Any] = {"ignore_index": 255, "weighted": True, "exact": False}
+        constants |= {"block_w": cross_entropy.FEATURES, **cross_entropy.block_sizes(classes)}
+        warps = constants.pop("num_warps")
+        compile_kernel(cross_entropy.cross_entropy_kernel, constants, warps, grads="*fp32")
+
+
+def compile_batch_norm() -> None:
+    tile, merge = {"block": 32, "block_c": 128}, {"block": 256, "block_c": 16}
+    compile_kernel(batch_norm.moments_kernel, {**tile, "unroll": 4})
+    compile_kernel(batch_norm.merge_moments_kernel, merge, 8)
+    elementwise = {**tile, "tiles_per_program": 8}
+    compile_kernel(batch_norm.normalize_kernel, {**elementwise, "has_residual": True, "relu": True})
+    flags = {"has_mask": True, "has_grad2": True, "relu": True}
+    compile_kernel(batch_norm.grad_sums_kernel, {**tile, **flags, "unroll": 4})
+    compile_kernel(batch_norm.merge_grad_sums_kernel, merge, 8)
+    compile_kernel(batch_norm.grad_features_kernel, {**elementwise, "apply_relu": True})
+
+
+if __name__ == "__main__":
+    compile_axial()
+    compile_gate()
+    compile_cross_entropy()
+    compile_batch_norm()
