@@ -13,7 +13,7 @@ import caaseg
 from caaseg.cli import main
 from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.sample import BadFileError
-from tests.analysis.test_pixel_attention import SMALL, model_with
+from tests.analysis.study_models import SMALL, model_with
 
 app = pytest.importorskip("caaseg.app", reason="gradio is not installed", exc_type=ModuleNotFoundError)
 

@@ -23,7 +23,7 @@ from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.decode import read_image
 from caaseg.data.inputs import Picture
 from caaseg.data.labels import distinct_colors
-from caaseg.drawing.sheet import overlay
+from caaseg.drawing.overlays import overlay
 from caaseg.models.predictor import Predictor
 from caaseg.predictions import Manner, Subject, Task, predict_pictures
 from tests.data.test_fuzz import images, mutated

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from caaseg.benchmarks.timing import provenance
+from caaseg.benchmarks.provenance import provenance
 from caaseg.config import Recipe
 from caaseg.data.loader import worthwhile
 from caaseg.evaluation.best_worst import BestWorstImages
@@ -19,7 +19,7 @@ from caaseg.recipes import default_folder, load_recipe
 from caaseg.reports.run import write_run_page
 from caaseg.training import runs
 from caaseg.training.conductor import Progress, Result
-from caaseg.training.metrics_log import FILE as JOURNAL
+from caaseg.training.metrics_log import FILE as METRICS
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.runs import Device
 from caaseg.training.setup import open_datasets
@@ -68,19 +68,19 @@ def write_report(recipe: Recipe, folder: Path, device: torch.device) -> None:
     """Score a finished run's model on the validation split, image by image, and write its report."""
     _, data = open_datasets(recipe)
     model = load_model(folder / "model").to(device)
-    extremes = BestWorstImages(len(data.classes))
+    best_worst = BestWorstImages(len(data.classes))
     evaluation = evaluate(
         Predictor(model, precision="32" if recipe.precision == "32" else "bf16"),
         data,
         workers=worthwhile(recipe.data.workers, len(data)),
-        seen=extremes.see,
+        seen=best_worst.see,
     )
     write_run_page(
         folder / REPORT,
         recipe=recipe,
-        journal=read_metrics(folder / JOURNAL),
+        metrics=read_metrics(folder / METRICS),
         evaluation=evaluation,
-        extremes=extremes,
+        best_worst=best_worst,
         palette=data.palette,
         origin=origin_of(device),
     )

@@ -15,21 +15,22 @@ ResNetVariant = Literal["standard", "authors"]
 Color = tuple[int, int, int]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Base of all settings: they are frozen, and a changed copy is checked like a new one."""
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with other values."""
-        return replace(self, **changes)  # type: ignore[type-var]
+        return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return all values, nested settings as dictionaries."""
-        return asdict(self)  # type: ignore[call-overload, no-any-return]
+        return asdict(self)
 
     @classmethod
     def names(cls) -> list[str]:
         """Return the names of all values."""
-        return [one.name for one in fields(cls)]  # type: ignore[arg-type]
+        return [one.name for one in fields(cls)]
 
 
 @dataclass(frozen=True, kw_only=True)

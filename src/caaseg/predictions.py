@@ -32,7 +32,7 @@ from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import Picture
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import BadFileError, Color
-from caaseg.drawing.label_files import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
+from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, read_note, save_labels, save_overlay
 from caaseg.files import atomic_write, remove_stale_temporaries
 from caaseg.models import load_model, with_output_stride
 from caaseg.models.cuda_graphs import CapturedModel
@@ -298,7 +298,7 @@ def _there_already(task: Task, picture: Picture) -> Outcome | None:
 def _note(places: "Places") -> dict[str, Any]:
     """What was noted when a picture's labels were made; nothing where there are none."""
     try:
-        note = json.loads(note_in(places.labels) or "{}")
+        note = json.loads(read_note(places.labels) or "{}")
     except ValueError:
         return {}
     return note if isinstance(note, dict) else {}
@@ -336,7 +336,7 @@ def _predicted(task: Task, predictor: Predictor, picture: Picture) -> Outcome:
         if is_cut(size, window):
             disagreement = grid_disagreement(predictor, image, torch.from_numpy(labels), window)
         note["grid_disagreement"] = disagreement
-    save_overlay(image, labels, subject.palette, places.overlays[is_too_long_for_jpeg(size)])
+    save_overlay(image, labels, subject.palette, places.overlays[exceeds_jpeg_limit(size)])
     save_labels(labels, subject.palette, places.labels, json.dumps(note))
     return Outcome(
         image=str(picture.path),

@@ -56,7 +56,7 @@ def predict_pictures_with(
     from dataclasses import asdict
     from datetime import timedelta
 
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.data.inputs import find_pictures
     from caaseg.evaluation.evaluate import processes
     from caaseg.predictions import FOLDERS, Manner, Task, gathered, open_subject, predict_pictures, summary
