@@ -1,4 +1,4 @@
-"""The demonstration from its command to its page, at a few steps."""
+"""The demo, from command to page, with a few steps."""
 
 import json
 import re
@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from caaseg.cli import main
-from caaseg.demo import RECIPES, _train_alone
+from caaseg.demo import RECIPES, train_in_process
 from caaseg.recipes import differences, load_recipe, save_recipe
 from tests.training.small import small_recipe
 
 
-def test_the_two_recipes_differ_in_the_head_alone() -> None:
+def test_the_two_recipes_differ_only_in_the_head() -> None:
     fcn, caa = (load_recipe(RECIPES[name]) for name in ("FCN", "CAA"))
     assert differences(fcn, caa) == {"model.head": ("fcn", "caa")}
 
 
-def test_it_ends_with_a_page_that_shows_both_and_goes_on_where_it_stopped(
+def test_the_command_writes_a_page_and_does_not_repeat_finished_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "demo"
@@ -47,32 +47,32 @@ def test_it_ends_with_a_page_that_shows_both_and_goes_on_where_it_stopped(
 
     made = (out / "report.html").stat().st_mtime_ns
     assert main([*words, "--json", str(tmp_path / "again.json")]) == 0
-    assert "all of it was done before" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     assert json.loads((tmp_path / "again.json").read_text()) == numbers
     assert (out / "report.html").stat().st_mtime_ns == made
 
 
-def test_what_a_training_refuses_reaches_whoever_started_it(tmp_path: Path) -> None:
+def test_errors_of_a_training_process_reach_the_parent(tmp_path: Path) -> None:
     recipe = small_recipe()
     save_recipe(recipe, tmp_path / "recipe.yaml")
-    heard, told = Pipe(duplex=False)
+    receiver, sender = Pipe(duplex=False)
     before, threads = signal.getsignal(signal.SIGINT), torch.get_num_threads()
     try:
-        _train_alone(recipe.replace(steps=7), tmp_path, "cpu", threads, told)
+        train_in_process(recipe.replace(steps=7), tmp_path, "cpu", threads, sender)
     finally:
         signal.signal(signal.SIGINT, before)
-    error = heard.recv()
+    error = receiver.recv()
     assert isinstance(error, ValueError)
     assert "the run was begun otherwise: steps was 6 and is 7; give the same values, or another --out" in str(error)
 
 
-def test_a_training_stops_where_nobody_listens_any_more(tmp_path: Path) -> None:
+def test_a_training_process_stops_with_a_checkpoint_when_the_parent_is_gone(tmp_path: Path) -> None:
     recipe = small_recipe("--steps", "40", "--validate_every", "40", "--checkpoint_every", "40")
-    heard, told = Pipe(duplex=False)
-    heard.close()
+    receiver, sender = Pipe(duplex=False)
+    receiver.close()
     before = signal.getsignal(signal.SIGINT)
     try:
-        _train_alone(recipe, tmp_path, "cpu", torch.get_num_threads(), told)
+        train_in_process(recipe, tmp_path, "cpu", torch.get_num_threads(), sender)
     finally:
         signal.signal(signal.SIGINT, before)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012.pt"]

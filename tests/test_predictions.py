@@ -26,7 +26,7 @@ from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.decode import read_image
 from caaseg.data.inputs import InputImage, find_images
 from caaseg.data.labels import distinct_colors
-from caaseg.drawing.sheet import overlay
+from caaseg.drawing.overlays import overlay
 from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models.inference import LoadedModel, load_for_inference
 from caaseg.models.predictor import Predictor

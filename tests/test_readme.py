@@ -9,8 +9,8 @@ from PIL import Image
 
 import caaseg
 from caaseg.cli import main
-from tests.analysis.test_conflicts import few_scenes as few_scenes
-from tests.analysis.test_conflicts import saved
+from tests.analysis.study_models import few_scenes as few_scenes
+from tests.analysis.study_models import save_model
 from tests.training.small import images_and_masks
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -73,7 +73,7 @@ def test_commands_run(block: list[str], tmp_path: Path, monkeypatch: pytest.Monk
 def test_attentions_and_models_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for head in ("danet", "caa"):
-        saved(head, tmp_path / f"my-{head}")
+        save_model(head, tmp_path / f"my-{head}")
     for command in STUDIES:
         assert main(shlex.split(command)) == 0, command
     assert (tmp_path / "conflicts" / "conflicts.html").is_file()

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from caaseg.benchmarks.timing import provenance
+from caaseg.benchmarks.provenance import provenance
 from caaseg.config import Recipe
 from caaseg.data.loader import useful_workers
 from caaseg.data.sample import SegmentationDataset
@@ -95,9 +95,9 @@ def write_report(
     write_run_page(
         result.run / REPORT,
         recipe=recipe,
-        journal=read_metrics(result.run / METRICS),
+        metrics=read_metrics(result.run / METRICS),
         evaluation=evaluation,
-        extremes=best_worst,
+        best_worst=best_worst,
         palette=data.palette,
         origin=origin_of(place),
     )

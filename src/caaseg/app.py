@@ -1,6 +1,6 @@
 """The page of `caaseg app`: an image, its classes, and what a pixel of it looks at.
 
-What is shown is computed in `evaluation/attended.py` and drawn in `reports/attended.py`. Here it is laid out.
+Attention is computed in `analysis/pixel_attention.py` and drawn in `reports/pixel_attention.py`.
 """
 
 import os
@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from caaseg.analysis.pixel_attention import AttendedImage, attend
+from caaseg.analysis.pixel_attention import ImageAttention, predict_with_attention
 from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.decode import read_image
 from caaseg.data.sample import BadFileError
@@ -49,7 +49,7 @@ class Shown:
 
     image: draw.Picture  # (H, W, 3)
     pixel: tuple[int, int]  # row and column of the one that was clicked
-    views: tuple[AttendedImage, ...]  # one a model
+    views: tuple[ImageAttention, ...]  # one a model
 
 
 def example(models: Models) -> tuple[Shown, str]:
@@ -66,7 +66,7 @@ def example(models: Models) -> tuple[Shown, str]:
     return Shown(_last(image), pixel, views), told
 
 
-def _own_share(views: Sequence[AttendedImage], pixel: tuple[int, int]) -> float:
+def _own_share(views: Sequence[ImageAttention], pixel: tuple[int, int]) -> float:
     """How much of what a pixel gathers is its own, in the first model that can tell."""
     looked = next((looked for view in views if (looked := view.at(pixel)) is not None), None)
     return 1.0 if looked is None else looked.reach[looked.cell].item()
@@ -95,8 +95,8 @@ def _bearable(image: Tensor) -> Tensor:
     return image if small.size == image.shape[:0:-1] else torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
-def _attend(models: Models, image: Tensor) -> tuple[AttendedImage, ...]:
-    return tuple(attend(model, image) for _, model in models)
+def _attend(models: Models, image: Tensor) -> tuple[ImageAttention, ...]:
+    return tuple(predict_with_attention(model, image) for _, model in models)
 
 
 def _last(image: Tensor) -> draw.Picture:

@@ -26,7 +26,7 @@ import caaseg
 from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import InputImage
 from caaseg.data.sample import BadFileError
-from caaseg.drawing.label_files import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
+from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, read_note, save_labels, save_overlay
 from caaseg.files import atomic_write, lock_name, remove_stale_temporaries
 from caaseg.models.inference import LoadedModel, is_out_of_memory
 from caaseg.models.predictor import Average, Precision, Predictor
@@ -234,7 +234,7 @@ def _existing_outcome(task: PredictTask, image: InputImage) -> ImageOutcome | No
 def _read_note(paths: "OutputPaths") -> dict[str, Any]:
     """Return the note in a label file; empty if there is none."""
     try:
-        note = json.loads(note_in(paths.labels) or "{}")
+        note = json.loads(read_note(paths.labels) or "{}")
     except ValueError:
         return {}
     return note if isinstance(note, dict) else {}
@@ -273,7 +273,7 @@ def _predict(task: PredictTask, predictor: Predictor, image: InputImage) -> Imag
             shifted = labels_from_parts(predictor.parts(pixels, window, shifted=True), size)
             disagreement = float((shifted.numpy() != labels).mean())
         note["grid_disagreement"] = disagreement
-    save_overlay(pixels, labels, model.palette, paths.overlays[is_too_long_for_jpeg(size)])
+    save_overlay(pixels, labels, model.palette, paths.overlays[exceeds_jpeg_limit(size)])
     save_labels(labels, model.palette, paths.labels, json.dumps(note))
     return ImageOutcome(
         image=str(image.path),

@@ -1,4 +1,4 @@
-"""Boxes lie where predictions differ; the images are those on which they do most; the command from end to end."""
+"""Comparison of models: boxes, ranking of images, names, figure, and the command."""
 
 import json
 from pathlib import Path
@@ -9,82 +9,81 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from caaseg.analysis import compare as differences
-from caaseg.analysis.compare import COST, boxes, differing, study_differences
+from caaseg.analysis import compare
+from caaseg.analysis.compare import PIXEL_COST, compare_models, differing_pixels, find_boxes
 from caaseg.cli import main
 from caaseg.config import ModelConfig
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.sample import IGNORE
 from caaseg.drawing.panels import Box
-from caaseg.reports.compare import draw_comparison, names_of
-from tests.analysis.test_conflicts import few_scenes as few_scenes
-from tests.analysis.test_conflicts import saved
-from tests.analysis.test_views import build
+from caaseg.reports.compare import draw_comparison, model_names
+from tests.analysis.study_models import build_model, save_model
+from tests.analysis.study_models import few_scenes as few_scenes
 
 
-def inside(box: Box, marked: torch.Tensor) -> torch.Tensor:
-    return marked[box.top : box.bottom, box.left : box.right]
+def inside(box: Box, mask: torch.Tensor) -> torch.Tensor:
+    return mask[box.top : box.bottom, box.left : box.right]
 
 
-def test_pixels_differ_where_not_all_say_the_same_and_there_is_a_label() -> None:
+def test_pixels_differ_if_labelled_and_not_predicted_equally_by_all_models() -> None:
     predictions = torch.tensor([[[0, 1, 1, 0]], [[0, 1, 2, 1]], [[0, 2, 1, 1]]])
-    assert differing(predictions, torch.tensor([[0, 0, 0, IGNORE]])).tolist() == [[False, True, True, False]]
+    assert differing_pixels(predictions, torch.tensor([[0, 0, 0, IGNORE]])).tolist() == [[False, True, True, False]]
 
 
-def test_two_patches_get_a_box_each() -> None:
-    marked = torch.zeros(160, 320, dtype=torch.bool)
-    marked[20:60, 30:110] = True
-    marked[100:130, 200:260] = True
-    assert boxes(marked) == [Box(20, 30, 60, 110), Box(100, 200, 130, 260)]
-    assert boxes(marked, number=1) == [Box(20, 30, 60, 110)]
+def test_two_regions_get_one_box_each() -> None:
+    mask = torch.zeros(160, 320, dtype=torch.bool)
+    mask[20:60, 30:110] = True
+    mask[100:130, 200:260] = True
+    assert find_boxes(mask) == [Box(20, 30, 60, 110), Box(100, 200, 130, 260)]
+    assert find_boxes(mask, max_boxes=1) == [Box(20, 30, 60, 110)]
 
 
-def test_nothing_differs_nothing_is_boxed_and_a_single_pixel_is() -> None:
-    marked = torch.zeros(90, 120, dtype=torch.bool)
-    assert boxes(marked) == []
-    marked[41, 77] = True
-    [box] = boxes(marked)
-    assert inside(box, marked).any()
+def test_an_empty_mask_has_no_box_and_a_single_pixel_has_one() -> None:
+    mask = torch.zeros(90, 120, dtype=torch.bool)
+    assert find_boxes(mask) == []
+    mask[41, 77] = True
+    [box] = find_boxes(mask)
+    assert inside(box, mask).any()
     assert (box.bottom - box.top, box.right - box.left) == (8, 8)
 
 
 @given(height=st.integers(1, 80), width=st.integers(1, 80), share=st.floats(0, 1), seed=st.integers(0, 2**31))
-def test_boxes_hold_marks_within_the_image_and_do_not_overlap(height: int, width: int, share: float, seed: int) -> None:
+def test_boxes_contain_pixels_of_the_mask_and_do_not_overlap(height: int, width: int, share: float, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     coarse = torch.rand(1, 1, 1 + height // 9, 1 + width // 9, generator=rng)
-    marked = torch.nn.functional.interpolate(coarse, (height, width))[0, 0] < share  # patches, as predictions have them
-    found = boxes(marked)
+    mask = torch.nn.functional.interpolate(coarse, (height, width))[0, 0] < share  # blocks, as in predictions
+    found = find_boxes(mask)
     assert len(found) <= 3
-    assert bool(found) == bool(marked.any())
-    covered = torch.zeros(height, width, dtype=torch.int64)
+    assert bool(found) == bool(mask.any())
+    coverage = torch.zeros(height, width, dtype=torch.int64)
     for box in found:
         assert 0 <= box.top < box.bottom <= height
         assert 0 <= box.left < box.right <= width
-        assert inside(box, marked).any()
-        covered[box.top : box.bottom, box.left : box.right] += 1
-    assert covered.max() <= 1
+        assert inside(box, mask).any()
+        coverage[box.top : box.bottom, box.left : box.right] += 1
+    assert coverage.max() <= 1
 
 
 def test_the_first_box_gains_as_much_as_any_rectangle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(differences, "GRID", 9)  # cells of a pixel
+    monkeypatch.setattr(compare, "GRID", 9)  # one pixel per cell
     rng = torch.Generator().manual_seed(3)
     for _ in range(10):
-        marked = torch.rand(8, 9, generator=rng) < 0.3
+        mask = torch.rand(8, 9, generator=rng) < 0.3
         best = max(
-            float(inside(Box(t, x, b, y), marked.double() - COST).sum())
+            float(inside(Box(t, x, b, y), mask.double() - PIXEL_COST).sum())
             for t in range(8)
             for b in range(t + 2, min(8, t + 4) + 1)
             for x in range(9)
             for y in range(x + 2, min(9, x + 4) + 1)
         )
-        first = boxes(marked)[0]
-        assert float(inside(first, marked.double() - COST).sum()) == pytest.approx(best)
+        first = find_boxes(mask)[0]
+        assert float(inside(first, mask.double() - PIXEL_COST).sum()) == pytest.approx(best)
 
 
-def test_the_images_that_models_differ_most_on_are_drawn_with_their_boxes() -> None:
+def test_images_with_the_largest_differences_are_drawn_with_their_boxes() -> None:
     scenes = Scenes("val", length=5, size=(64, 64))
-    models = [build(head, num_classes=8) for head in ("fcn", "danet")]
-    found = study_differences(models, scenes, number=2)
+    models = [build_model(head, num_classes=8) for head in ("fcn", "danet")]
+    found = compare_models(models, scenes, num_shown=2)
     shares = [one.share for one in found.images]
     assert shares == sorted(shares, reverse=True)
     names = [scenes[k].name for k in range(5)]
@@ -92,13 +91,13 @@ def test_the_images_that_models_differ_most_on_are_drawn_with_their_boxes() -> N
     halves = (min(names[:3], key=ranks.__getitem__), min(names[3:], key=ranks.__getitem__))
     assert [one.counts.name for one in found.shown] == sorted(halves, key=ranks.__getitem__)
     for one in found.shown:
-        differ = differing(one.predictions, one.label)
+        differ = differing_pixels(one.predictions, one.label)
         assert (int(differ.sum()), int((one.label != IGNORE).sum())) == (one.counts.differing, one.counts.labelled)
         right = tuple(int(((p == one.label) & differ).sum()) for p in one.predictions)
         assert right == one.counts.right
-        assert all(inside(box, differ).float().mean() > COST for box in one.boxes)
+        assert all(inside(box, differ).float().mean() > PIXEL_COST for box in one.boxes)
     figure = draw_comparison(found, ["fcn", "danet"], scenes.classes, scenes.palette)
-    assert [axes.get_title() for axes in figure.axes[:4]] == ["image", "truth", "fcn", "danet"]
+    assert [axes.get_title() for axes in figure.axes[:4]] == ["image", "ground truth", "fcn", "danet"]
     for axes, one in zip(figure.axes, [row for row in found.shown for _ in range(4)], strict=True):
         assert len(axes.patches) == len(one.boxes) > 0
         for frame, box in zip(axes.patches, one.boxes, strict=True):
@@ -110,18 +109,18 @@ def test_names_tell_models_apart() -> None:
     def configs(*parts: str) -> list[ModelConfig]:
         return [ModelConfig(head=h, backbone=b, num_classes=2) for h, b in (part.split("/") for part in parts)]
 
-    assert names_of(["a", "b"], configs("caa/resnet18", "fcn/resnet18")) == ["caa", "fcn"]
+    assert model_names(["a", "b"], configs("caa/resnet18", "fcn/resnet18")) == ["caa", "fcn"]
     several = configs("caa/resnet18", "caa/resnet50", "fcn/resnet18")
-    assert names_of(["a", "b", "c"], several) == ["caa, resnet18", "caa, resnet50", "fcn, resnet18"]
+    assert model_names(["a", "b", "c"], several) == ["caa, resnet18", "caa, resnet50", "fcn, resnet18"]
     same = configs("caa/resnet18", "caa/resnet18")
-    assert names_of(["runs/a", "runs/b"], same) == ["a", "b"]
-    assert names_of(["x/run", "y/run"], same) == ["x/run", "y/run"]
-    assert names_of(["run", "run"], same) == ["run (1)", "run (2)"]
+    assert model_names(["runs/a", "runs/b"], same) == ["a", "b"]
+    assert model_names(["x/run", "y/run"], same) == ["x/run", "y/run"]
+    assert model_names(["run", "run"], same) == ["run (1)", "run (2)"]
 
 
 @pytest.mark.usefixtures("few_scenes")
-def test_the_command_draws_models_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    models = [saved(head, tmp_path / head) for head in ("fcn", "danet", "caa")]
+def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    models = [save_model(head, tmp_path / head) for head in ("fcn", "danet", "caa")]
     out, numbers = tmp_path / "compared.png", tmp_path / "numbers.json"
     words = ["--dataset", "scenes", "--out", str(out), "--images", "2", "--workers", "0", "--json", str(numbers)]
     assert main(["compare", *models, *words]) == 0
@@ -137,12 +136,12 @@ def test_the_command_draws_models_side_by_side(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.usefixtures("few_scenes")
-def test_models_that_do_not_compare_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fcn, out = saved("fcn", tmp_path / "fcn"), tmp_path / "compared.png"
+def test_models_of_different_classes_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fcn, out = save_model("fcn", tmp_path / "fcn"), tmp_path / "compared.png"
     words = ["--dataset", "scenes", "--out", str(out)]
     assert main(["compare", fcn, *words]) == 2
     assert "is the only model; expected two or more" in capsys.readouterr().err
-    build("fcn", num_classes=5).save_pretrained(tmp_path / "five")
+    build_model("fcn", num_classes=5).save_pretrained(tmp_path / "five")
     assert main(["compare", fcn, str(tmp_path / "five"), *words]) == 2
     assert (
         f"{tmp_path / 'five'} tells 5 classes apart (without names), but {fcn} 8 (meadow, water, sand, ...); "

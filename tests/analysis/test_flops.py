@@ -1,4 +1,4 @@
-"""Counts that can be told by hand, and the paper's columns."""
+"""FLOPs counts by hand, and the paper's columns."""
 
 import json
 
@@ -9,14 +9,14 @@ from caaseg.cli import main
 from caaseg.models import ModelConfig, create_model
 
 
-def test_counts_equal_those_by_hand() -> None:
+def test_counts_equal_a_calculation_by_hand() -> None:
     config = ModelConfig(head="caa", backbone="resnet18", num_classes=5, output_stride=16, channels=32, gate_width=16)
     counted = count(config, (65, 97))
     pixels, c, d = 5 * 7, 32, 64
-    gate = c * 16 + 4 * 16 * 16 + 16 * c  # a position
+    gate = c * 16 + 4 * 16 * 16 + 16 * c  # per position
     entry, block = 9 * 512 * c, c * (2 * d + c)
-    attention = pixels * (d + c) * (5 + 7)  # scores and gathering, columns and rows
-    image_level = 512 * c + c * 256  # once, not for every pixel
+    attention = pixels * (d + c) * (5 + 7)  # scores and weighted sums, columns and rows
+    image_level = 512 * c + c * 256  # once per image
     frame = pixels * (entry + block + c * c + c * 256 + 256 * 5) + image_level
     assert counted.gates == (5 + 7) * gate
     assert counted.head == frame + attention
@@ -25,7 +25,7 @@ def test_counts_equal_those_by_hand() -> None:
     assert counted.parameters == sum(weight.numel() for weight in model.parameters())
 
 
-def test_axial_costs_what_caa_costs_without_gates() -> None:
+def test_axial_has_the_count_of_caa_without_gates() -> None:
     gated, plain = (
         count(ModelConfig(head=head, backbone="resnet18", num_classes=5), (65, 65)) for head in ("caa", "axial")
     )
@@ -33,7 +33,7 @@ def test_axial_costs_what_caa_costs_without_gates() -> None:
     assert (gated.backbone, gated.head) == (plain.backbone, plain.head)
 
 
-def test_an_enlarged_image_costs_what_an_image_of_that_size_costs() -> None:
+def test_an_upsampled_input_has_the_count_of_an_image_of_that_size() -> None:
     plain = ModelConfig(head="caa", backbone="resnet18", num_classes=5)
     counted, expected = count(plain.replace(input_upsampling=2.0), (33, 49)), count(plain, (65, 97))
     assert counted == expected
@@ -54,7 +54,7 @@ def test_the_paper_s_columns_are_reproduced(capsys: pytest.CaptureFixture[str]) 
     gates = {what: row for what, row in rows.items() if what.startswith("channelization")}
     assert len(gates) == 6
     assert round(gates["channelization, 5 x 128"].ours / 1e9, 3) == 0.013
-    assert sum("which is theirs" in row.note for row in gates.values()) == 4
+    assert sum("which matches the paper" in row.note for row in gates.values()) == 4
     assert all(row.note for row in rows.values())
 
 

@@ -1,4 +1,4 @@
-"""Paired differences against scipy, and what they are taken to show."""
+"""Paired differences against scipy, and the claims derived from them."""
 
 import math
 
@@ -35,16 +35,16 @@ def test_intervals_are_those_of_scipy_s_paired_test(number: int, seed: int, conf
         (Difference(0.02, 0.01, 0.03, 3), "higher"),
         (Difference(-0.02, -0.03, -0.01, 3), "lower"),
         (Difference(0.02, -0.01, 0.05, 3), "no difference shown"),
-        (Difference(-0.02, -0.04, 0.0, 3), "no difference shown"),  # a bound of zero holds zero
+        (Difference(-0.02, -0.04, 0.0, 3), "no difference shown"),  # a bound of zero contains zero
         (Difference(0.02, 0.0, 0.04, 3), "no difference shown"),
-        (Difference(0.3, None, None, 1), "no difference shown"),  # one seed shows nothing, however large
+        (Difference(0.3, None, None, 1), "no difference shown"),  # a single pair has no interval
     ],
 )
-def test_nothing_is_claimed_where_the_interval_holds_zero(difference: Difference, claim: str) -> None:
+def test_no_difference_is_claimed_if_the_interval_contains_zero(difference: Difference, claim: str) -> None:
     assert difference.claim == claim
 
 
-def test_one_pair_has_no_interval_and_no_pair_no_difference() -> None:
+def test_one_pair_has_no_interval_and_no_pairs_have_no_difference() -> None:
     found = paired_difference([0.75], [0.25])
     assert found == Difference(0.5, None, None, 1)
     assert paired_difference([], []) is None
@@ -52,14 +52,14 @@ def test_one_pair_has_no_interval_and_no_pair_no_difference() -> None:
         paired_difference([0.1, 0.2], [0.1])
 
 
-def test_pairs_show_what_means_alone_would_not() -> None:
-    """Seeds that are good or bad for both: the scatter is large, the difference is not in doubt."""
+def test_pairing_detects_a_difference_smaller_than_the_std_over_seeds() -> None:
+    """The scores vary much between seeds, but their differences do not."""
     found = paired_difference([0.51, 0.61, 0.711], [0.50, 0.60, 0.70])
     assert found is not None
     assert found.claim == "higher"
 
 
 @pytest.mark.parametrize(("confidence", "freedom"), [(0.0, 3), (1.0, 3), (math.nan, 3), (0.95, 0)])
-def test_what_is_no_confidence_or_freedom_is_refused(confidence: float, freedom: int) -> None:
-    with pytest.raises(ValueError, match="expected a share between 0 and 1, and 1 or more"):
+def test_invalid_confidence_or_freedom_is_rejected(confidence: float, freedom: int) -> None:
+    with pytest.raises(ValueError, match="expected a confidence between 0 and 1 and a freedom of 1 or more"):
         t_quantile(confidence, freedom)

@@ -1,25 +1,22 @@
-"""What a pixel looks at, against gradients."""
-
-from typing import Any
+"""Pixel attention against gradients and against the model itself."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import caaseg
-from caaseg.analysis.pixel_attention import AxialView, attend, axial_reach, cell_of
+from caaseg.analysis.pixel_attention import (
+    AxialMaps,
+    axial_reach,
+    nearest_cell,
+    predict_with_attention,
+)
 from caaseg.attention import axial_attention
 from caaseg.attention.axial import column_weights, row_weights
 from caaseg.models.predictor import Predictor
+from tests.analysis.study_models import model_with
 
-SMALL: dict[str, Any] = {"backbone": "test_resnet", "channels": 8, "key_channels": 4, "gate_width": 8}
 sizes = st.integers(min_value=1, max_value=6)
-
-
-def model_with(head: str) -> caaseg.Segmenter:
-    torch.manual_seed(3)
-    return caaseg.create_model(head, num_classes=5, output_stride=8, **SMALL).eval()
 
 
 def image_of(height: int = 72, width: int = 104) -> torch.Tensor:
@@ -44,12 +41,12 @@ def test_reach_is_the_gradient_of_the_ungated_output_with_respect_to_the_values(
 
 
 @pytest.mark.parametrize("head", ["axial", "axial_se", "caa", "self_attention", "channelized_self_attention"])
-def test_reach_and_gates_are_what_the_model_itself_did(head: str) -> None:
+def test_reach_and_gates_reproduce_the_output_of_the_block(head: str) -> None:
     model, image, pixel = model_with(head), image_of(), (50, 20)
-    attended = attend(model, image)
-    looked = attended.at(pixel)
-    assert looked is not None
-    assert looked.cell == (6, 2)
+    prediction = predict_with_attention(model, image)
+    attention = prediction.at(pixel)
+    assert attention is not None
+    assert attention.cell == (6, 2)
 
     block = model.head.attention_block()
     assert block is not None
@@ -63,30 +60,30 @@ def test_reach_and_gates_are_what_the_model_itself_did(head: str) -> None:
     with torch.no_grad():
         result = block(features)[0, :, 6, 2]
 
-    expected = (looked.reach * values).sum((1, 2)) * (1 if looked.gates is None else looked.gates)
+    expected = (attention.reach * values).sum((1, 2)) * (1 if attention.gates is None else attention.gates)
     torch.testing.assert_close(expected, result)
-    assert (looked.gates is None) == (head in ("axial", "axial_se", "self_attention"))
+    assert (attention.gates is None) == (head in ("axial", "axial_se", "self_attention"))
 
 
-def test_column_row_and_reach_belong_together() -> None:
-    looked = attend(model_with("caa"), image_of()).at((71, 103))
-    assert looked is not None
-    assert looked.column is not None
-    assert looked.row is not None
-    assert looked.cell == (8, 12)
-    assert (len(looked.column), len(looked.row), looked.reach.shape) == (9, 13, (9, 13))
-    for weights in (looked.column, looked.row, looked.reach):
+def test_column_row_and_reach_are_consistent() -> None:
+    attention = predict_with_attention(model_with("caa"), image_of()).at((71, 103))
+    assert attention is not None
+    assert attention.column is not None
+    assert attention.row is not None
+    assert attention.cell == (8, 12)
+    assert (len(attention.column), len(attention.row), attention.reach.shape) == (9, 13, (9, 13))
+    for weights in (attention.column, attention.row, attention.reach):
         torch.testing.assert_close(weights.sum(), torch.tensor(1.0))
-    torch.testing.assert_close(looked.reach.sum(0), looked.row)  # each column counts as the row says
-    torch.testing.assert_close(looked.reach[:, 12], looked.row[12] * looked.column)
+    torch.testing.assert_close(attention.reach.sum(0), attention.row)  # column sums are the weights along the row
+    torch.testing.assert_close(attention.reach[:, 12], attention.row[12] * attention.column)
 
 
-def test_the_prediction_is_the_predictors_and_other_pixels_look_elsewhere() -> None:
+def test_labels_equal_the_predictor_s_and_attention_differs_between_pixels() -> None:
     model, image = model_with("caa"), image_of()
-    attended = attend(model, image)
-    assert (attended.labels.numpy() == Predictor(model)(image.permute(1, 2, 0).numpy())).all()
-    assert isinstance(attended.view, AxialView)
-    first, second = attended.at((0, 0)), attended.at((40, 60))
+    prediction = predict_with_attention(model, image)
+    assert (prediction.labels.numpy() == Predictor(model)(image.permute(1, 2, 0).numpy())).all()
+    assert isinstance(prediction.maps, AxialMaps)
+    first, second = prediction.at((0, 0)), prediction.at((40, 60))
     assert first is not None
     assert second is not None
     assert not torch.equal(first.reach, second.reach)
@@ -94,16 +91,16 @@ def test_the_prediction_is_the_predictors_and_other_pixels_look_elsewhere() -> N
 
 
 @pytest.mark.parametrize("head", ["fcn", "danet"])
-def test_heads_without_such_attention_have_their_prediction_alone(head: str) -> None:
-    attended = attend(model_with(head), image_of())
-    assert attended.labels.shape == (72, 104)
-    assert attended.at((0, 0)) is None
+def test_heads_without_such_attention_return_labels_only(head: str) -> None:
+    prediction = predict_with_attention(model_with(head), image_of())
+    assert prediction.labels.shape == (72, 104)
+    assert prediction.at((0, 0)) is None
 
 
 def test_a_pixel_belongs_to_the_nearest_cell_corners_aligned() -> None:
-    assert cell_of((0, 0), (65, 33), (9, 5)) == (0, 0)
-    assert cell_of((64, 32), (65, 33), (9, 5)) == (8, 4)
-    assert cell_of((3, 5), (65, 33), (9, 5)) == (0, 1)
-    assert cell_of((0, 7), (1, 8), (1, 1)) == (0, 0)
+    assert nearest_cell((0, 0), (65, 33), (9, 5)) == (0, 0)
+    assert nearest_cell((64, 32), (65, 33), (9, 5)) == (8, 4)
+    assert nearest_cell((3, 5), (65, 33), (9, 5)) == (0, 1)
+    assert nearest_cell((0, 7), (1, 8), (1, 1)) == (0, 0)
     with pytest.raises(ValueError, match="column 33 is outside the image; expected 0 to 32"):
-        cell_of((0, 33), (65, 33), (9, 5))
+        nearest_cell((0, 33), (65, 33), (9, 5))

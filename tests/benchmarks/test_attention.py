@@ -1,4 +1,4 @@
-"""The comparison of attention implementations."""
+"""Benchmark of the attention implementations."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,8 @@ from caaseg.attention import channelized_axial_attention as right
 from caaseg.benchmarks import attention as benchmark
 from caaseg.cli import main
 
-SMALL = ["--sizes", "1x5x4,2x33x33", "--channels", "8", "--key-channels", "4", "--groups", "1,2,16", "--seconds", "0"]
+SMALL = ["--channels", "8", "--key-channels", "4", "--groups", "1,2,16", "--seconds", "0", "--sizes"]
+TINY = [*SMALL, "1x5x4,2x3x3"]
 
 
 def run(*words: str) -> int:
@@ -22,34 +23,42 @@ def test_the_command_writes_numbers_and_figure_and_shows_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers, figure = tmp_path / "new" / "out.json", tmp_path / "out.png"
-    assert run(*SMALL, "--dtypes", "float32,bfloat16", "--json", str(numbers), "--figure", str(figure)) == 0
+    assert (
+        run(*SMALL, "1x5x4,1x33x33", "--dtypes", "float32,bfloat16", "--json", str(numbers), "--figure", str(figure))
+        == 0
+    )
     content = json.loads(numbers.read_text())
     records = content["measurements"]
-    ways = {(r["implementation"], r["groups"]) for r in records if r["height"] == 33}
-    assert ways == {("axial", None), ("factorised", None), ("loop", None), *(("grouped", g) for g in (1, 2, 16))}
+    found = {(r["implementation"], r["groups"]) for r in records if r["height"] == 33}
+    assert found == {
+        ("axial", None),
+        ("factorised", None),
+        ("loop", None),
+        *(("grouped", g) for g in (1, 2, 16)),
+    }
     assert {r["groups"] for r in records if r["height"] == 5} == {None, 1, 2}  # 16 is longer than either axis
     assert {r["dtype"] for r in records} == {"float32", "bfloat16"}
     assert all(r["agrees"] and r["forward_ms"] > 0 and r["training_ms"] > r["forward_ms"] / 2 for r in records)
     assert all(r["training_peak_bytes"] >= r["forward_peak_bytes"] > 0 for r in records)
     assert {"command", "commit", "hardware", "versions"} <= content.keys()
     claims = [r for r in content["ratios"] if r["height"] == 33 and r["implementation"] == "loop"]
-    assert [r["paper_row_by_row_over_vectorized_time"] for r in claims] == [2.5, 2.5]  # of both dtypes
+    assert [r["paper_row_by_row_over_vectorized_time"] for r in claims] == [2.5, 2.5]  # for both dtypes
     assert figure.read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert "grouped, 16" in shown
-    assert "the paper says 2.5 and 2" in shown
+    assert "the paper states 2.5 and 2" in shown
     assert f"figure: {figure}" in shown
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.png"]  # nothing half-written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.png"]  # no temporary files
 
 
 def test_json_on_standard_output_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(*SMALL, "--json", "-") == 0
+    assert run(*TINY, "--json", "-") == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["measurements"]
     assert "implementation" in err
 
 
-def test_an_implementation_that_is_wrong_is_found_out(
+def test_a_wrong_implementation_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def wrong(*maps: Any, **options: Any) -> torch.Tensor:
@@ -57,18 +66,18 @@ def test_an_implementation_that_is_wrong_is_found_out(
         return output * 1.01 if options.get("implementation") == "loop" else output
 
     monkeypatch.setattr(benchmark, "channelized_axial_attention", wrong)
-    assert run(*SMALL) == 1
+    assert run(*TINY) == 1
     assert "these disagree with float64 by more than rounding: loop, loop" in capsys.readouterr().out
 
 
 def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def hungry(*maps: Any, **options: Any) -> torch.Tensor:
+    def allocating(*maps: Any, **options: Any) -> torch.Tensor:
         if options.get("groups") == 2:
-            torch.empty(10**14)  # what the CPU's allocator says is what is looked for
+            torch.empty(10**14)  # fails in the CPU allocator
         return right(*maps, **options)
 
-    monkeypatch.setattr(benchmark, "channelized_axial_attention", hungry)
-    assert run(*SMALL, "--json", "-") == 0
+    monkeypatch.setattr(benchmark, "channelized_axial_attention", allocating)
+    assert run(*TINY, "--json", "-") == 0
     out, err = capsys.readouterr()
     failed = [r for r in json.loads(out)["measurements"] if r["out_of_memory"]]
     assert {r["groups"] for r in failed} == {2}
@@ -103,7 +112,7 @@ def test_bad_options_end_with_exit_code_2_and_one_message(
     assert out == ""
 
 
-def test_a_missing_gpu_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_gpu_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["benchmark", "attention", "--device", "cuda"]) == 2
     assert "torch sees no GPU here; use --device cpu" in capsys.readouterr().err
@@ -114,7 +123,7 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("a file where a folder is needed")
-    assert run(*SMALL, "--json", str(tmp_path / "taken" / "out.json")) == 2
+    assert run(*TINY, "--json", str(tmp_path / "taken" / "out.json")) == 2
     assert "taken" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The loader's comparison: both sides do the same work, and the command says what it found."""
+"""Benchmark of the loader: all pipelines do the same work; the command writes its numbers."""
 
 import json
 import os
@@ -19,9 +19,9 @@ PIPELINES: tuple[Pipeline, ...] = ("caaseg", "torchvision, tensors", "torchvisio
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("scenes")
-    write_scenes(folder, number=5)
-    return folder
+    directory = tmp_path_factory.mktemp("scenes")
+    write_scenes(directory, number=5)
+    return directory
 
 
 def test_written_scenes_read_as_they_were_drawn(root: Path) -> None:
@@ -30,13 +30,13 @@ def test_written_scenes_read_as_they_were_drawn(root: Path) -> None:
     for index in range(5):
         assert torch.equal(read[index].label, drawn[index].label)
         difference = read[index].image.float() - drawn[index].image.float()
-        assert difference.abs().mean() < 6  # JPEG keeps noise roughly
+        assert difference.abs().mean() < 6  # JPEG is lossy
         assert read[index].name == drawn[index].name
 
 
-def test_all_pipelines_end_in_batches_of_the_same_distribution(root: Path) -> None:
+def test_all_pipelines_return_batches_of_the_same_distribution(root: Path) -> None:
     workload = Workload(root=root, crop=(352, 480), batch_size=10)
-    padding, means, deviations = {}, {}, {}
+    padding, means, stds = {}, {}, {}
     for pipeline in PIPELINES:
         drawn = list(islice(batches(pipeline, workload, seed=0, workers=0), 6))
         for images, labels in drawn:
@@ -46,10 +46,10 @@ def test_all_pipelines_end_in_batches_of_the_same_distribution(root: Path) -> No
             assert labels.dtype == torch.int64
         images, labels = (torch.cat(parts) for parts in zip(*drawn, strict=True))
         padding[pipeline] = (labels == IGNORE).float().mean().item()
-        means[pipeline], deviations[pipeline] = images.mean().item(), images.std().item()
-    for figures, tolerance in ((padding, 0.1), (means, 0.1), (deviations, 0.1)):
+        means[pipeline], stds[pipeline] = images.mean().item(), images.std().item()
+    for figures, tolerance in ((padding, 0.1), (means, 0.1), (stds, 0.1)):
         assert max(figures.values()) - min(figures.values()) < tolerance, figures
-    assert min(padding.values()) > 0.05  # scales below 1 leave something to pad
+    assert min(padding.values()) > 0.05  # scales below 1 need padding
 
 
 def test_the_speedup_is_the_median_within_rounds_over_the_faster_reference() -> None:
@@ -62,14 +62,14 @@ def test_the_speedup_is_the_median_within_rounds_over_the_faster_reference() -> 
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot bind a process to a core")
-def test_one_core_is_given_back() -> None:
+def test_one_core_restores_the_affinity() -> None:
     before = os.sched_getaffinity(0)
     with one_core():
         assert len(os.sched_getaffinity(0)) == torch.get_num_threads() == 1
     assert os.sched_getaffinity(0) == before
 
 
-def test_the_command_measures_drawn_scenes_and_writes_what_it_found(
+def test_the_command_measures_synthetic_scenes_and_writes_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [

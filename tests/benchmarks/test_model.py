@@ -1,4 +1,4 @@
-"""The comparison of whole models."""
+"""Benchmark of whole models."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ SETTING = Setting(backbone="resnet50", output_stride=8, batch=2, size=(33, 41), 
     ("name", "losses"),
     [("caa", 1), ("caa:grouped", 1), ("danet", 3), ("torchvision:fcn", 1), ("torchvision:deeplabv3", 1)],
 )
-def test_every_contender_gives_full_size_logits(name: str, losses: int) -> None:
+def test_every_model_returns_full_size_logits(name: str, losses: int) -> None:
     model = build(name, SETTING).eval()
     with torch.no_grad():
         found = outputs(model(torch.randn(1, 3, 33, 41)))
@@ -25,7 +25,7 @@ def test_every_contender_gives_full_size_logits(name: str, losses: int) -> None:
     assert all(logits.shape == (1, 4, 33, 41) for logits in found)
 
 
-def test_models_of_another_library_stand_beside_ours() -> None:
+def test_models_of_segmentation_models_pytorch_are_built() -> None:
     pytest.importorskip("segmentation_models_pytorch", reason="segmentation-models-pytorch is not installed")
     setting = SETTING._replace(size=(64, 96))
     with torch.no_grad():
@@ -35,39 +35,34 @@ def test_models_of_another_library_stand_beside_ours() -> None:
         build("smp:nothing", setting)
 
 
-def test_a_library_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
     with pytest.raises(ValueError, match=r"model is 'smp:unet', but the package segmentation-models-pytorch is not"):
         build("smp:unet", SETTING)
 
 
-def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        "--models",
-        "caa,torchvision:fcn",
-        "--backbone",
-        "resnet50",
-        "--batch",
-        "2",
-        "--size",
-        "33",
-        "--seconds",
-        "0",
-    ]
+def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--models", "caa,fcn:plain", "--backbone", "test_resnet", "--batch", "2", "--size", "33", "--seconds", "0"]
     words += ["--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2", "--json", "-"]
     assert main(["benchmark", "model", *words]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
-    assert [record["model"] for record in content["models"]] == ["caa", "torchvision:fcn"]
+    assert [record["model"] for record in content["models"]] == ["caa", "fcn:plain"]
     for record in content["models"]:
         assert record["inference_images_per_second"] > record["training_images_per_second"] > 0
         assert record["training_peak_bytes"] > record["inference_peak_bytes"] > 0
     assert content["setting"]["size"] == [33, 33]
     assert {"command", "commit", "hardware", "versions"} <= content.keys()
-    assert "torchvision:fcn" in err
+    assert "fcn:plain" in err
 
 
-def test_a_batch_that_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_of_torchvision_are_measured_in_training_and_inference() -> None:
+    setting = SETTING._replace(size=(17, 17))
+    cost = model_benchmark.measure_model("torchvision:fcn", setting, torch.device("cpu"), seconds=0)
+    assert (cost.inference_images_per_second or 0) > (cost.training_images_per_second or 0) > 0
+
+
+def test_invalid_numbers_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--batch", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err == "caaseg: --batch is 0; expected 1 or more\n"
 
@@ -75,7 +70,7 @@ def test_a_batch_that_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "caaseg: --rounds is 0; expected 1 or more\n"
 
 
-def test_of_two_measurements_the_faster_counts() -> None:
+def test_the_faster_of_two_measurements_is_used() -> None:
     first = ModelCost("caa", (33, 33), 2.0, 7, None, 5)
     assert first.or_faster(first._replace(training_images_per_second=3.0, inference_images_per_second=4.0)) == (
         "caa", (33, 33), 3.0, 7, 4.0, 5,
@@ -83,24 +78,29 @@ def test_of_two_measurements_the_faster_counts() -> None:
     assert first.or_faster(first._replace(training_images_per_second=1.0)) == first
 
 
-def test_where_training_does_not_fit_inference_is_still_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inference_is_measured_if_training_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_large(*_: object) -> None:
         raise torch.OutOfMemoryError("no room")
 
     monkeypatch.setattr(model_benchmark, "_training", too_large)
-    cost = model_benchmark.measure_model("fcn", SETTING, torch.device("cpu"), seconds=0)
+    cost = model_benchmark.measure_model(
+        "fcn", SETTING._replace(backbone="test_resnet"), torch.device("cpu"), seconds=0
+    )
     assert cost.training_images_per_second is None
     assert (cost.inference_images_per_second or 0) > 0
 
 
-def test_an_unknown_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_model_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--models", "danet:grouped", "--device", "cpu"]) == 2
     assert "model is 'danet:grouped'; expected torchvision:fcn" in capsys.readouterr().err
-    assert main(["benchmark", "model", "--models", "caa:recorded", "--device", "cpu"]) == 2
-    assert "model is 'caa:recorded'; :recorded is for models of ours, on a GPU" in capsys.readouterr().err
+    assert main(["benchmark", "model", "--models", "caa:captured", "--device", "cpu"]) == 2
+    assert "model is 'caa:captured'; :captured works for models of caaseg on a GPU" in capsys.readouterr().err
     words = ["--models", "torchvision:fcn", "--backbone", "resnet18", "--device", "cpu"]
     assert main(["benchmark", "model", *words]) == 2
-    assert "'torchvision:fcn' on resnet18; torchvision has it on resnet50 and resnet101" in capsys.readouterr().err
+    assert (
+        "'torchvision:fcn' with backbone resnet18; torchvision has it with resnet50 and resnet101"
+        in capsys.readouterr().err
+    )
     assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
     known = "torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa"
     assert f"model is 'torchvision:lraspp'; expected {known}" in capsys.readouterr().err

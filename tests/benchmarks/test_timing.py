@@ -1,13 +1,15 @@
-"""Costs are what they should be where they can be told by hand."""
+"""Time, peak memory, out-of-memory errors and provenance."""
 
+import pytest
 import torch
 
-from caaseg.benchmarks.timing import measure, provenance
+from caaseg.benchmarks.provenance import provenance
+from caaseg.benchmarks.timing import is_out_of_memory, measure
 
 CPU = torch.device("cpu")
 
 
-def test_peak_memory_counts_what_is_alive_at_once() -> None:
+def test_peak_memory_counts_live_tensors() -> None:
     given = torch.ones(1000)  # 4,000 bytes
 
     def work() -> torch.Tensor:
@@ -16,27 +18,27 @@ def test_peak_memory_counts_what_is_alive_at_once() -> None:
         del doubled  # 8,000
         return tripled + given  # 12,000
 
-    assert measure(work, [given], CPU, seconds=0, most_repeats=3).peak_bytes == 12_000
+    assert measure(work, [given], CPU, seconds=0, max_repeats=3).peak_bytes == 12_000
 
 
-def test_peak_memory_counts_what_backward_keeps() -> None:
+def test_peak_memory_counts_tensors_saved_for_backward() -> None:
     given = torch.ones(1000, requires_grad=True)
 
     def work() -> tuple[torch.Tensor, ...]:
-        output = given.exp().exp()  # keeps both results
+        output = given.exp().exp()  # saves both results
         return torch.autograd.grad(output.sum(), [given])
 
-    peak = measure(work, [given], CPU, seconds=0, most_repeats=3).peak_bytes
-    assert 4 * 4000 <= peak <= 6 * 4000 + 64  # given, two kept results, gradients on the way
+    peak = measure(work, [given], CPU, seconds=0, max_repeats=3).peak_bytes
+    assert 4 * 4000 <= peak <= 6 * 4000 + 64  # input, two saved results, temporary gradients
 
 
-def test_views_and_in_place_work_count_once() -> None:
+def test_views_and_in_place_operations_count_once() -> None:
     given = torch.ones(1000)
 
     def work() -> torch.Tensor:
         return given.view(10, 100).t()[2:5].add_(1)
 
-    assert measure(work, [given, given.view(100, 10)], CPU, seconds=0, most_repeats=3).peak_bytes == 4000
+    assert measure(work, [given, given.view(100, 10)], CPU, seconds=0, max_repeats=3).peak_bytes == 4000
 
 
 def test_time_is_positive_and_grows_with_the_work() -> None:
@@ -52,3 +54,15 @@ def test_provenance_names_hardware_versions_command_and_commit() -> None:
     assert origin["versions"]["torch"] == torch.__version__
     assert origin["hardware"]["cores"] >= 1
     assert "commit" in origin
+
+
+@pytest.mark.parametrize("shape", [(10**14,), (2**40, 2**40)])
+def test_failed_allocations_are_out_of_memory(shape: tuple[int, ...]) -> None:
+    with pytest.raises(RuntimeError) as error:
+        torch.empty(shape)
+    assert is_out_of_memory(error.value)
+
+
+@pytest.mark.parametrize("message", ["value cannot be converted to int8_t without overflow", "shapes do not match"])
+def test_other_errors_are_not_out_of_memory(message: str) -> None:
+    assert not is_out_of_memory(RuntimeError(message))

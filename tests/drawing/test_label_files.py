@@ -1,4 +1,4 @@
-"""Labels, overlays and probabilities as files that other software reads."""
+"""Files of labels, overlays and probabilities."""
 
 from pathlib import Path
 
@@ -8,16 +8,16 @@ import torch
 from PIL import Image
 
 from caaseg.data.decode import read_mask
-from caaseg.drawing.label_files import ProbabilityFile, is_too_long_for_jpeg, note_in, save_labels, save_overlay
-from caaseg.drawing.sheet import overlay
+from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, read_note, save_labels, save_overlay
+from caaseg.drawing.overlays import overlay
 
 PALETTE = ((10, 20, 30), (200, 0, 0), (0, 200, 0))
 
 
-def test_the_note_of_a_picture_above_pillow_s_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_note_of_an_image_above_pillow_s_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_labels(np.zeros((9, 9), np.uint8), [(0, 0, 0)], tmp_path / "a.png", "made")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert note_in(tmp_path / "a.png") == "made"
+    assert read_note(tmp_path / "a.png") == "made"
     assert Image.MAX_IMAGE_PIXELS == 10
 
 
@@ -28,43 +28,43 @@ def test_labels_are_an_indexed_png_of_class_ids(tmp_path: Path) -> None:
         assert image.mode == "P"
         assert np.array_equal(np.array(image), labels)
         assert np.array_equal(np.array(image.convert("RGB")), np.array(PALETTE, dtype=np.uint8)[labels])
-    assert (tmp_path / "a.png").read_bytes()[24] == 8  # bits a value: not packed
+    assert (tmp_path / "a.png").read_bytes()[24] == 8  # bits per value: not packed
     assert np.array_equal(read_mask(tmp_path / "a.png"), labels)
-    assert note_in(tmp_path / "a.png") == "made by hand"
+    assert read_note(tmp_path / "a.png") == "made by hand"
 
 
-def test_a_note_of_something_else_is_none(tmp_path: Path) -> None:
-    assert note_in(tmp_path / "none.png") is None
+def test_other_files_have_no_note(tmp_path: Path) -> None:
+    assert read_note(tmp_path / "none.png") is None
     (tmp_path / "text.png").write_text("not an image")
-    assert note_in(tmp_path / "text.png") is None
+    assert read_note(tmp_path / "text.png") is None
     Image.new("L", (2, 2)).save(tmp_path / "plain.png")
-    assert note_in(tmp_path / "plain.png") is None
+    assert read_note(tmp_path / "plain.png") is None
     save_labels(np.zeros((50, 50), np.uint8), PALETTE, tmp_path / "cut.png", "note")
     (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:30])
-    assert note_in(tmp_path / "cut.png") is None
+    assert read_note(tmp_path / "cut.png") is None
 
 
 def test_an_overlay_drawn_in_bands_is_the_overlay(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (600, 9, 3)).astype(np.uint8)  # more rows than are drawn at once
+    pixels = rng.integers(0, 256, (600, 9, 3)).astype(np.uint8)  # more rows than one band
     labels = rng.integers(0, 3, (600, 9)).astype(np.uint8)
     save_overlay(torch.from_numpy(pixels).permute(2, 0, 1), labels, PALETTE, tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as image:
         assert np.array_equal(np.array(image), overlay(pixels, labels, PALETTE))
 
 
-def test_jpeg_has_a_longest_side(tmp_path: Path) -> None:
-    for width, too_long in ((65_500, False), (65_501, True)):
-        assert is_too_long_for_jpeg((1, width)) == too_long
+def test_images_above_the_jpeg_limit_need_png(tmp_path: Path) -> None:
+    for width, too_large in ((65_500, False), (65_501, True)):
+        assert exceeds_jpeg_limit((1, width)) == too_large
         image, labels = torch.zeros(3, 1, width, dtype=torch.uint8), np.zeros((1, width), np.uint8)
-        save_overlay(image, labels, PALETTE, tmp_path / ("a.png" if too_long else "a.jpg"))
-        if too_long:
+        save_overlay(image, labels, PALETTE, tmp_path / ("a.png" if too_large else "a.jpg"))
+        if too_large:
             with pytest.raises(OSError, match="broken data stream"):
                 save_overlay(image, labels, PALETTE, tmp_path / "b.jpg")
             assert not list(tmp_path.glob("*b.*"))
 
 
-def test_probabilities_written_in_parts_are_read_as_one_array(tmp_path: Path) -> None:
+def test_probabilities_written_in_tiles_are_read_as_one_array(tmp_path: Path) -> None:
     whole = torch.rand(3, 7, 10).softmax(0)
     with ProbabilityFile(tmp_path / "a.npy", (7, 10), 3) as file:
         for rows in (slice(4, 7), slice(0, 4)):
@@ -76,7 +76,7 @@ def test_probabilities_written_in_parts_are_read_as_one_array(tmp_path: Path) ->
     assert np.array_equal(found, whole.permute(1, 2, 0).half().numpy())
 
 
-def test_probabilities_that_were_not_finished_leave_nothing(tmp_path: Path) -> None:
+def test_unfinished_probabilities_leave_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), ProbabilityFile(tmp_path / "a.npy", (7, 10), 3):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Sheets of samples."""
+"""Overlays and contact sheets."""
 
 from pathlib import Path
 
@@ -9,27 +9,28 @@ from PIL import Image
 from caaseg.cli import main
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.sample import IGNORE
-from caaseg.drawing.sheet import draw_sheet, overlay
+from caaseg.drawing.overlays import overlay
+from caaseg.drawing.sheet import draw_sheet
 from caaseg.reports.figures import save
 
 CAMVID = Path(__file__).parents[2].parent / "shared" / "data" / "camvid"
 
 
-def test_an_overlay_has_the_colors_of_the_classes_and_shows_the_image_through() -> None:
+def test_an_overlay_blends_image_and_class_colors() -> None:
     image = np.full((1, 3, 3), 100, np.uint8)
     label = np.array([[0, 1, IGNORE]], np.uint8)
-    covered = overlay(image, label, [(200, 0, 0), (0, 0, 50)], strength=0.5)
-    assert covered.tolist() == [[[150, 50, 50], [50, 50, 75], [25, 25, 25]]]
+    blended = overlay(image, label, [(200, 0, 0), (0, 0, 50)], opacity=0.5)
+    assert blended.tolist() == [[[150, 50, 50], [50, 50, 75], [25, 25, 25]]]
 
 
-def test_a_sheet_names_its_samples_and_the_classes_seen_alone() -> None:
+def test_a_sheet_names_its_samples_and_only_the_classes_present() -> None:
     scenes = Scenes(length=3, size=(64, 64))
     samples = [scenes[index] for index in range(3)]
     samples[1].label[samples[1].label == 0] = 1
     figure = draw_sheet([samples[1]], scenes.classes, scenes.palette, "one")
-    seen = {scenes.classes[k] for k in set(samples[1].label.flatten().tolist()) - {IGNORE}}
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {*seen, "ignored"}
-    assert "meadow" not in seen
+    present = {scenes.classes[k] for k in set(samples[1].label.flatten().tolist()) - {IGNORE}}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {*present, "ignored"}
+    assert "meadow" not in present
 
     figure = draw_sheet(samples, scenes.classes, scenes.palette, "three")
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -38,7 +39,7 @@ def test_a_sheet_names_its_samples_and_the_classes_seen_alone() -> None:
     assert figure.get_suptitle() == "three"
 
 
-def test_names_with_dollar_signs_are_no_formulas(tmp_path: Path) -> None:
+def test_names_with_dollar_signs_are_not_parsed_as_math(tmp_path: Path) -> None:
     sample = Scenes(length=1, size=(64, 64))[0]._replace(name="shot_$1_$2_")
     classes = ["cost $x_$ y"] * 10
     save(draw_sheet([sample], classes, [(k, k, k) for k in range(10)], "one $ and $_ another"), tmp_path / "sheet.png")

@@ -25,7 +25,7 @@ from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.sample import IGNORE, BadFileError, Batch, Color, Sample
 from caaseg.data.transforms import normalize
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.reports.scores import lines, protocol, score_table
+from caaseg.reports.evaluation import describe_data, score_lines, score_table
 from tests.data import trees
 
 
@@ -200,10 +200,10 @@ def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, caps
     assert "│ 10 │" in printed
     assert "boundary IoU" in printed
     assert "CamVid, SegNet split (camvid, 11 classes), val: 2 images" in printed
-    assert "scales 0.5, 1, with mirrored images, windows of 9 x 9 that overlap by 33%, logits averaged" in printed
+    assert "scales 0.5, 1, with flipped images, windows of 9 x 9 with an overlap of 33%, logits averaged" in printed
     assert "output stride 16, 32 bits" in printed
     assert re.search(r"mean IoU \d+\.\d\d, pixel accuracy \d+\.\d\d, mean accuracy \d+\.\d\d, mean boundary", printed)
-    assert "a class that neither labels nor predictions have has no IoU" in printed
+    assert "a class that occurs in neither labels nor predictions has no IoU" in printed
     assert re.search(r"without accuracy (?!none).*Pole", printed)  # the tree has classes 0, 5 and 10 alone
     assert "names its classes otherwise" not in printed
 
@@ -216,7 +216,7 @@ def test_the_page_has_scores_confusions_and_images(
     assert f"page: {page}" in capsys.readouterr().out
     text = page.read_text()
     assert "<h1>model</h1>" in text
-    assert "CamVid, SegNet split (camvid, 11 classes), train: 3 images; scale 1, not mirrored" in text
+    assert "CamVid, SegNet split (camvid, 11 classes), train: 3 images; scale 1, no flips" in text
     assert text.count('<td class="bar">') == 11
     assert "What is taken for what" in text
     assert text.count('<div class="case">') == 3  # two of the best, one of the worst
@@ -243,7 +243,7 @@ def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert "mean IoU" in captured.err
-    assert content["how"] == "scale 1, not mirrored, whole images, output stride 8, bf16"
+    assert content["how"] == "scale 1, no flips, whole images, output stride 8, bf16"
     assert content["images"] == 2
     assert len(content["confusion"]) == len(content["classes"]) == 11
     assert content["classes"][1]["accuracy"] is None  # not in the labels
@@ -299,7 +299,7 @@ def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.Ca
     model.save_pretrained(tmp_path / "model")
     arguments = ["--dataset", "cityscapes", "--root", str(tmp_path), "--split", "test", "--workers", "0"]
     assert main(["evaluate", str(tmp_path / "model"), *arguments, "--submission", str(tmp_path / "out")]) == 0
-    assert "No pixel of this split is labelled: there is nothing to score by." in capsys.readouterr().out
+    assert "No pixel of this split is labelled, so there are no scores." in capsys.readouterr().out
     with Image.open(tmp_path / "out" / f"{name}_prediction.png") as written:
         found = np.array(written)
     expected = caaseg.Predictor(model)(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png")
@@ -308,7 +308,7 @@ def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_protocol_tells_59_from_60_classes() -> None:
     for name, number, how in (("pascal_context", 59, "ignored"), ("pascal_context_60", 60, "scored")):
-        text = protocol(name, "val", made(DATASETS[name].classes))
+        text = describe_data(name, "val", made(DATASETS[name].classes))
         assert text == f"PASCAL Context, background {how} ({name}, {number} classes), val: 4 images"
 
 
@@ -332,7 +332,7 @@ def made(classes: tuple[str, ...]) -> Evaluation:
 def test_what_has_no_score_is_empty_and_named() -> None:
     evaluation = made(("cat", "[dog]", "hen"))
     assert list(score_table(evaluation).columns[2].cells) == ["100.00", "", ""]
-    assert lines(evaluation, "cats", "at once")[-1].endswith(
-        "without IoU here [dog], hen, without accuracy [dog], hen."
+    assert score_lines(evaluation, "cats", "at once")[-1].endswith(
+        "Without IoU: [dog], hen; without accuracy: [dog], hen."
     )
-    assert lines(evaluation, "cats", "at once")[0] == "cats; 2.0 s, 2 images a second"
+    assert score_lines(evaluation, "cats", "at once")[0] == "cats; 2.0 s, 2 images per second"

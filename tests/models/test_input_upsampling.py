@@ -7,8 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import caaseg
-from caaseg.analysis.pixel_attention import attend
-from caaseg.analysis.views import Views
+from caaseg.analysis.conflicts import Views
+from caaseg.analysis.pixel_attention import predict_with_attention
 from caaseg.models import with_output_stride
 from caaseg.models.predictor import Predictor
 from caaseg.models.resize import resize, upsample_input, upsampled_side
@@ -89,7 +89,7 @@ def test_windows_and_branches_are_upsampled_too() -> None:
 def test_a_clicked_pixel_is_the_feature_that_sees_it_best(pixel: tuple[int, int]) -> None:
     model, _ = pair("caa", 2.0, output_stride=8)
     image = torch.randint(0, 256, (3, 72, 104), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
-    looked = attend(model, image).at(pixel)
+    looked = predict_with_attention(model, image).at(pixel)
     assert looked is not None
     assert looked.reach.shape == (18, 26)  # of 143 x 207
     images = torch.randn(1, 3, 72, 104, requires_grad=True)

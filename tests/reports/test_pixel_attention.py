@@ -1,4 +1,4 @@
-"""What a pixel looks at, as pictures and words."""
+"""Pictures and HTML of pixel attention."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from caaseg.reports.pixel_attention import (
 )
 
 GRAY = np.full((40, 60, 3), 120, np.uint8)  # enlarged ten times
-LOOKED = PixelAttention(
+ATTENTION = PixelAttention(
     cell=(1, 0),
     column=torch.tensor([0.9, 0.09, 0.01, 0.0]),
     row=torch.tensor([0.5, 0.25, 0.25, 0.0, 0.0, 0.0]),
@@ -27,7 +27,7 @@ LOOKED = PixelAttention(
 
 
 def test_lines_are_bright_where_the_weights_are() -> None:
-    drawn = draw_lines(GRAY, LOOKED, (13, 0))
+    drawn = draw_lines(GRAY, ATTENTION, (13, 0))
     assert drawn is not None
     assert drawn.shape == (400, 600, 3)
     dark = drawn[390, 590].astype(int)
@@ -39,8 +39,8 @@ def test_lines_are_bright_where_the_weights_are() -> None:
     assert np.abs(along / along.max() - np.array(ROW) / max(ROW)).max() < 0.15
 
 
-def test_reach_is_brightest_at_its_strongest_place() -> None:
-    drawn = draw_reach(GRAY, LOOKED, (13, 0)).astype(int).sum(-1)
+def test_reach_is_brightest_at_the_largest_weight() -> None:
+    drawn = draw_reach(GRAY, ATTENTION, (13, 0)).astype(int).sum(-1)
     assert drawn[390, 590] == drawn[200:].max()  # below the ring
     assert drawn[390, 5] < drawn[5, 5] < drawn[390, 590]
 
@@ -55,33 +55,33 @@ def test_an_overlay_fades_into_the_image() -> None:
     assert full[300, 500].tolist() == [0, 0, 200]
 
 
-def test_the_legend_names_what_was_found_by_its_share_and_escapes_it() -> None:
+def test_the_legend_sorts_classes_by_share_and_escapes_names() -> None:
     labels = torch.zeros(100, 100, dtype=torch.uint8)
     labels[0, :3] = 2
     labels[50:] = 3
     labels[50, :30] = 0
-    said = legend(labels, ["road", "never seen", "<b>sign</b>", "sky"], [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12)])
-    assert "never seen" not in said
-    assert said.index("road") < said.index("sky") < said.index("&lt;b&gt;sign&lt;/b&gt;")
-    assert "50.3 %" in said
-    assert "&lt;0.1 %" in said
-    assert "rgb(10, 11, 12)" in said
+    html = legend(labels, ["road", "never seen", "<b>sign</b>", "sky"], [(1, 2, 3), (4, 5, 6), (7, 8, 9), (10, 11, 12)])
+    assert "never seen" not in html
+    assert html.index("road") < html.index("sky") < html.index("&lt;b&gt;sign&lt;/b&gt;")
+    assert "50.3 %" in html
+    assert "&lt;0.1 %" in html
+    assert "rgb(10, 11, 12)" in html
 
 
-def test_gates_are_shown_from_both_ends() -> None:
-    said = gate_chart(torch.tensor([0.5, 0.1, 0.9, 0.3]))
-    assert [said.index(f">{channel}</th>") for channel in (2, 0, 1, 3)] == sorted(
-        said.index(f">{channel}</th>") for channel in range(4)
+def test_the_largest_and_smallest_gates_are_shown() -> None:
+    html = gate_chart(torch.tensor([0.5, 0.1, 0.9, 0.3]))
+    assert [html.index(f">{channel}</th>") for channel in (2, 0, 1, 3)] == sorted(
+        html.index(f">{channel}</th>") for channel in range(4)
     )
-    assert "width: 90.0%" in said
+    assert "width: 90.0%" in html
     assert gate_chart(torch.linspace(0.2, 0.5, 100)).count("<tr>") == 12
-    alike = gate_chart(torch.linspace(0.249, 0.251, 100))
-    assert "<tr>" not in alike
-    assert "All are between 0.2490 and 0.2510: here the gates hardly tell channels apart." in alike
+    equal = gate_chart(torch.linspace(0.249, 0.251, 100))
+    assert "<tr>" not in equal
+    assert "All gates are between 0.2490 and 0.2510: they weight all channels almost equally." in equal
 
 
-def test_words_tell_the_own_share_and_the_strongest_elsewhere() -> None:
-    said = pixel_note(LOOKED, Head(), "road", (13, 0), GRAY.shape)
-    assert "Row 13, column 0: <b>road</b>" in said
-    assert "20.0 % of what is gathered here is the pixel's own." in said
-    assert "The most from elsewhere is 70.0 %, from row 39, column 59." in said
+def test_the_note_has_the_weights_of_the_pixel_and_of_the_strongest_other_one() -> None:
+    html = pixel_note(ATTENTION, Head(), "road", (13, 0), GRAY.shape)
+    assert "Row 13, column 0: <b>road</b>" in html
+    assert "The attention weight of the pixel itself is 20.0 %." in html
+    assert "The largest other weight is 70.0 %, at row 39, column 59." in html

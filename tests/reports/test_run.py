@@ -1,4 +1,4 @@
-"""The report of a run: what is on it, that users' words are escaped, and that it stays small."""
+"""Report of a run: contents, escaping and size."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ ORIGIN = {
     "hardware": {"device": "CPU", "processor": "a <fast> one", "cores": 2, "threads": 2},
     "versions": {"caaseg": "0.1.0", "torch": "2.13.0", "cuda": None},
 }
-JOURNAL = [
+METRICS = [
     {"step": 10, "loss": 2.0, "lr": 0.01, "images_per_second": 20.0},
     {"step": 20, "loss": 1.0, "lr": 0.005, "images_per_second": 40.0},
     {"step": 20, "val_mean_iou": 0.5},
@@ -46,39 +46,39 @@ def evaluation_of(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Evaluati
 
 
 def page_of(path: Path, classes: tuple[str, ...], size: tuple[int, int], used: int | None = None) -> str:
-    """A report on random predictions; of the classes the first `used` are in labels and predictions."""
+    """Write a report on random predictions; only the first `used` classes occur in labels and predictions."""
     rng = torch.Generator().manual_seed(0)
     count = len(classes)
-    matrix, extremes = ConfusionMatrix(count), BestWorstImages(count)
+    matrix, best_worst = ConfusionMatrix(count), BestWorstImages(count)
     for k in range(8):
         label, prediction = (torch.randint(0, used or count, size, generator=rng, dtype=torch.uint8) for _ in range(2))
         prediction = torch.where(torch.rand(size, generator=rng) < k / 10, label, prediction)
         image = torch.randint(0, 256, (3, *size), generator=rng, dtype=torch.uint8)
         matrix.update(prediction, label)
-        extremes.update(Batch(image[None], label[None], (f"<img {k}>&.jpg",)), prediction[None])
+        best_worst.update(Batch(image[None], label[None], (f"<img {k}>&.jpg",)), prediction[None])
     palette: list[Color] = [(k % 256, 3 * k % 256, 7 * k % 256) for k in range(count)]
     write_run_page(
         path,
         recipe=small_recipe(),
-        journal=JOURNAL,
+        metrics=METRICS,
         evaluation=evaluation_of(matrix, classes),
-        extremes=extremes,
+        best_worst=best_worst,
         palette=palette,
         origin=ORIGIN,
     )
     return path.read_text(encoding="utf-8")
 
 
-def test_a_report_has_its_parts_and_asks_the_network_for_nothing(tmp_path: Path) -> None:
+def test_a_report_has_all_sections_and_no_external_links(tmp_path: Path) -> None:
     page = page_of(tmp_path / "report.html", ("road", "<b>tree</b>", "sky & sea", "never"), (40, 60), used=3)
-    for caption in ("training loss", "learning rate", "mean IoU on the validation split", "images a second"):
+    for caption in ("training loss", "learning rate", "mean IoU on the validation split", "images per second"):
         assert caption in page
     assert page.count("<svg") == 4
-    assert "a class that neither labels nor predictions have has no IoU" in page
-    assert "without IoU here: never." in page
+    assert "a class that occurs in neither labels nor predictions has no IoU" in page
+    assert "Without IoU: never." in page
     assert page.count('class="case"') == 6
     assert page.count("data:image/") == 24
-    assert "validated after step 20" in page
+    assert "validation after step 20" in page
     assert "head: caa" in page  # the recipe
     assert "torch 2.13.0." in page
     assert "(commit 0123456789ab with changes) on CPU, a &lt;fast&gt; one, 2 cores, 2 threads;" in page
@@ -95,16 +95,16 @@ def test_a_report_has_its_parts_and_asks_the_network_for_nothing(tmp_path: Path)
     assert "prefers-color-scheme: dark" in page
 
 
-def test_many_classes_and_large_images_make_no_huge_page(tmp_path: Path) -> None:
+def test_pages_of_many_classes_and_large_images_stay_small(tmp_path: Path) -> None:
     classes = tuple(f"class {k}" for k in range(171))
-    page = page_of(tmp_path / "report.html", classes, (700, 1400))
+    page = page_of(tmp_path / "report.html", classes, (500, 1000))
     assert 100_000 < len(page) < 3_000_000
     assert 'class="heat"' in page
-    assert "The largest confusions" in page
+    assert "Largest confusions" in page
     assert 'class="confusion"' not in page
 
 
-def test_shares_are_of_rows_and_the_largest_confusions_come_first() -> None:
+def test_shares_are_normalized_by_row_and_the_largest_confusions_come_first() -> None:
     counts = np.array([[8, 2, 0], [5, 5, 0], [0, 0, 0]])
     shares = row_shares(counts)
     assert shares.tolist() == [[0.8, 0.2, 0], [0.5, 0.5, 0], [0, 0, 0]]
@@ -115,6 +115,6 @@ def test_shares_are_of_rows_and_the_largest_confusions_come_first() -> None:
     assert heat_map(shares).startswith("data:image/png;base64,")
 
 
-def test_training_time_is_read_off_the_speeds() -> None:
-    assert training_seconds(JOURNAL, batch_size=4) == pytest.approx(10 * 4 / 20 + 10 * 4 / 40 + 4 * 4 / 40)
+def test_training_time_is_computed_from_the_speeds() -> None:
+    assert training_seconds(METRICS, batch_size=4) == pytest.approx(10 * 4 / 20 + 10 * 4 / 40 + 4 * 4 / 40)
     assert training_seconds([], batch_size=4) == 0

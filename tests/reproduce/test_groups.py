@@ -1,4 +1,4 @@
-"""Time and memory against the number of groups."""
+"""Measurement of time and memory against the number of groups."""
 
 import json
 from pathlib import Path

@@ -1,1 +1,1 @@
-"""Studies of trained models: conflicts, comparisons, attention, FLOPs, statistics."""
+"""Studies of trained models: conflicts, comparison, pixel attention, FLOPs, paired statistics."""

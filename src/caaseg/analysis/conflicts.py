@@ -1,87 +1,197 @@
-"""Where attentions fight: pixels that a part of a model had right and the whole lost, and those it alone won.
+"""Conflicts between attentions: pixels that one part of a model predicts correctly and the whole model does not.
 
-Shapes: N batch, V views of which the last is the whole and the others its B parts, H x W pixels, K classes.
+The parts and the whole are called views. The branches of DANet (spatial and channel attention) and the channel branch
+of the sequential design (axial_se) have classifiers of their own. CAA has no branches, because its channel attention is
+a factor of the spatial attention. Its views are the same network with flattened gates: a level gate is replaced by its
+mean over positions, channel by channel, so it weights channels but ignores location; an even gate is replaced by its
+mean over positions and channels, so it weights nothing. The network was not trained with flattened gates.
+
+Shapes: N batch, V views (the last is the whole model, the others are its B = V - 1 parts), K classes, H x W pixels;
+h x w positions and C channels of the attention.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caaseg.analysis.ranking import Ranking
-from caaseg.analysis.views import Gates, Views, gates_of
+from caaseg.attention import ChannelizedAxialAttention, channelized_axial_attention
 from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import IGNORE, SegmentationDataset
+from caaseg.data.transforms import normalize
 from caaseg.evaluation.evaluate import check_classes
 from caaseg.evaluation.metrics import ConfusionMatrix
+from caaseg.models.heads import HEADS, head_class
 from caaseg.models.predictor import Predictor
+from caaseg.models.resize import resize
 from caaseg.models.segmenter import Segmenter
+
+Flattening = Literal["none", "level", "even"]
+FLATTENINGS: tuple[tuple[Flattening, Flattening], ...] = (
+    ("level", "none"),
+    ("none", "level"),
+    ("level", "level"),
+    ("even", "even"),
+)
+"""How the column gate and the row gate are flattened in the views of a head with gates."""
+
+
+class Views(nn.Module):
+    """Return the logits of all views of a model, concatenated along the class axis: (N, V * K, H, W)."""
+
+    def __init__(self, model: Segmenter) -> None:
+        super().__init__()
+        check_head(model)
+        self.model = model
+        self.backbone = model.backbone  # a Predictor normalizes images with its mean and std
+        self.names = model.head.views
+
+    def forward(self, images: Tensor) -> Tensor:
+        coarse, fine = self.model.features(images)
+        whole = self.model.classify(coarse, fine)
+        views = [whole.branches[name] for name in self.names[:-1] if name in whole.branches]  # (N, K, h, w) each
+        if self.model.head.flattens_gates:
+            for column, row in FLATTENINGS:
+                with _block(self.model).register_forward_hook(partial(_flatten_hook, column=column, row=row)):
+                    views.append(self.model.classify(coarse, fine).logits)
+        return torch.cat([resize(view, images.shape[2:]) for view in (*views, whole.logits)], dim=1)
+
+
+def check_head(model: Segmenter) -> None:
+    """Raise ValueError for a head that has neither branches nor gates."""
+    if not model.head.views:
+        heads = {name: head_class(name) for name in HEADS if head_class(name).views}
+        branches = ", ".join(name for name, head in heads.items() if not head.flattens_gates)
+        gates = ", ".join(name for name, head in heads.items() if head.flattens_gates)
+        raise ValueError(
+            f"the model's head is {model.config.head}, which has neither attention branches nor axial gates to study; "
+            f"expected {branches} (branches) or {gates} (gates)"
+        )
+
+
+def flatten_gates(block: ChannelizedAxialAttention, features: Tensor, *, column: Flattening, row: Flattening) -> Tensor:
+    """Return the output of a CAA block with flattened gates.
+
+    Args:
+        block: a block with gates.
+        features: input of the block, (N, C', h, w).
+        column: flattening of the column gate, which has one vector per image row.
+        row: flattening of the row gate, which has one vector per image column.
+    """
+    gates = _gates(block, features)
+    g_col, g_row = _flatten(gates.column, column), _flatten(gates.row, row)
+    keys_and_values = block.column_keys(features), block.row_keys(features), block.values(features)
+    return channelized_axial_attention(*keys_and_values, lambda _: g_col, lambda _: g_row, implementation="factorised")
+
+
+def _flatten(gate: Tensor, flattening: Flattening) -> Tensor:
+    """(N, L, C) -> (N, L, C)."""
+    if flattening == "none":
+        return gate
+    return gate.mean(1 if flattening == "level" else (1, 2), keepdim=True).expand_as(gate)
+
+
+def _flatten_hook(
+    block: ChannelizedAxialAttention, inputs: tuple[Tensor], _: Tensor, *, column: Flattening, row: Flattening
+) -> Tensor:
+    return flatten_gates(block, inputs[0], column=column, row=row)
+
+
+class Gates(NamedTuple):
+    """The gates of a CAA block. `image_gates` returns them without the batch axis."""
+
+    column: Tensor  # (N, h, C), one vector per image row
+    row: Tensor  # (N, w, C), one vector per image column
+
+
+@torch.inference_mode()
+def image_gates(model: Segmenter, image: Tensor) -> Gates:
+    """Return the gates (h, C) and (w, C) of a CAA model in evaluation mode for an image (3, H, W), uint8."""
+    block, inputs = _block(model), []
+    images = normalize(image[None].to(model.classifier.weight.device), model.backbone.mean, model.backbone.std)
+    with block.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0])):
+        model.coarse(images)
+    return Gates(*(gate[0].float().cpu() for gate in _gates(block, inputs[0])))
+
+
+def _gates(block: ChannelizedAxialAttention, features: Tensor) -> Gates:
+    maps = block.explain(features)
+    assert maps.column_gate is not None
+    assert maps.row_gate is not None
+    return Gates(maps.column_gate, maps.row_gate)
+
+
+def _block(model: Segmenter) -> ChannelizedAxialAttention:
+    block = model.head.block
+    assert isinstance(block, ChannelizedAxialAttention)
+    return block
 
 
 class Marks(NamedTuple):
-    """Kinds of labelled pixels, (..., H, W), bool."""
+    """Masks of labelled pixels, (..., H, W), bool."""
 
-    lost: Tensor  # some part has it right, the whole has not
-    won: Tensor  # the whole has it right, no part has
-    disagree: Tensor  # the parts do not all say the same; nowhere, if there is but one
+    lost: Tensor  # at least one part is right, the whole model is wrong
+    won: Tensor  # the whole model is right, no part is
+    disagree: Tensor  # the parts predict different classes; empty for a single part
 
 
-def marks(views: Tensor, labels: Tensor) -> Marks:
-    """Tell the kinds apart.
+def mark_conflicts(views: Tensor, labels: Tensor) -> Marks:
+    """Return the masks of lost, won and disagreeing pixels. Ignored pixels are in none of them.
 
     Args:
-        views: predicted class ids, (..., V, H, W), the whole last.
-        labels: (..., H, W); pixels labelled IGNORE are of no kind.
+        views: predicted class ids, (..., V, H, W), the whole model last.
+        labels: (..., H, W).
     """
     labelled = labels != IGNORE
     right = views == labels.unsqueeze(-3)  # (..., V, H, W)
-    some, whole = right[..., :-1, :, :].any(-3), right[..., -1, :, :]
+    any_part, whole = right[..., :-1, :, :].any(-3), right[..., -1, :, :]
     disagree = (views[..., :-1, :, :] != views[..., :1, :, :]).any(-3)
-    return Marks(labelled & some & ~whole, labelled & whole & ~some, labelled & disagree)
+    return Marks(labelled & any_part & ~whole, labelled & whole & ~any_part, labelled & disagree)
 
 
 class ConflictCounts:
-    """Labelled pixels of each kind by their true class, added up image by image."""
+    """Counts of lost, won and disagreeing pixels by true class, accumulated over images."""
 
     def __init__(self, num_views: int, num_classes: int, device: torch.device | str = "cpu") -> None:
         self.views = [ConfusionMatrix(num_classes, device) for _ in range(num_views)]
-        """Of each view, the whole last."""
+        """One per view, the whole model last."""
         self.lost, self.won, self.disagree = torch.zeros(3, num_classes, dtype=torch.int64, device=device)  # (K,) each
         self.lost_from = torch.zeros(num_views - 1, num_classes, dtype=torch.int64, device=device)
-        """Pixels that each part has right and the whole has not, (B, K)."""
+        """Pixels that each part predicts correctly and the whole model does not, (B, K)."""
 
     def update(self, views: Tensor, labels: Tensor) -> Marks:
-        """Add images: predicted class ids (N, V, H, W) and labels (N, H, W). Returns what was counted."""
+        """Add predicted class ids (N, V, H, W) with their labels (N, H, W). Returns the masks that were counted."""
         for matrix, view in zip(self.views, views.unbind(1), strict=True):
             matrix.update(view, labels)
-        found = marks(views, labels)
-        for counts, pixels in zip((self.lost, self.won, self.disagree), found, strict=True):
-            counts += self._by_class(pixels, labels)
+        marks = mark_conflicts(views, labels)
+        for counts, mask in zip((self.lost, self.won, self.disagree), marks, strict=True):
+            counts += self._by_class(mask, labels)
         for counts, view in zip(self.lost_from, views[:, :-1].unbind(1), strict=True):
-            counts += self._by_class(found.lost & (view == labels), labels)
-        return found
+            counts += self._by_class(marks.lost & (view == labels), labels)
+        return marks
 
     @property
     def labelled(self) -> Tensor:
-        """(K,) pixels of each class."""
+        """(K,) labelled pixels of each class."""
         return self.views[-1].counts.sum(1)
 
     @property
     def won_over(self) -> Tensor:
-        """(B, K) pixels that the whole has right and each part has not."""
+        """(B, K) pixels that the whole model predicts correctly and each part does not."""
         right = torch.stack([matrix.counts.diagonal() for matrix in self.views])  # (V, K)
         both = right[:-1] - self.lost_from
         return right[-1] - both
 
-    def _by_class(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        return torch.bincount(labels[pixels].to(torch.int64), minlength=len(self.lost))
+    def _by_class(self, mask: Tensor, labels: Tensor) -> Tensor:
+        return torch.bincount(labels[mask].to(torch.int64), minlength=len(self.lost))
 
 
 class ImageCounts(NamedTuple):
-    """An image's numbers of pixels."""
+    """Pixel counts of one image."""
 
     name: str
     labelled: int
@@ -94,80 +204,73 @@ class ImageCounts(NamedTuple):
         return self.lost / self.labelled
 
     @property
-    def order(self) -> tuple[float, str]:
-        """Images that lost most come first."""
+    def rank_key(self) -> tuple[float, str]:
+        """Images with the largest share of lost pixels rank first."""
         return -self.lost_share, self.name
 
 
-class Conflict(NamedTuple):
-    """An image with what each view made of it."""
+class ConflictImage(NamedTuple):
+    """An image with the predictions of all views."""
 
     counts: ImageCounts
     image: Tensor  # (3, H, W) uint8
     label: Tensor  # (H, W) uint8
     views: Tensor  # (V, H, W) uint8
-    gates: Gates | None  # of a CAA model
+    gates: Gates | None = None  # of a CAA model
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Conflicts:
-    """What a study of a split found."""
+    """Result of `study_conflicts`."""
 
     names: tuple[str, ...]
-    """Of the views, the whole last."""
+    """Names of the views, the whole model last."""
     classes: tuple[str, ...]
     counts: ConflictCounts
     images: tuple[ImageCounts, ...]
-    """All that have a labelled pixel, by the share of their labelled pixels that was lost, the largest first."""
-    worst: tuple[Conflict, ...]
-    """The first of each stretch of the split, in the same order."""
+    """All images with a labelled pixel, by share of lost pixels, largest first."""
+    worst: tuple[ConflictImage, ...]
+    """The first-ranked image of each section of the split, in the same order."""
 
 
 def study_conflicts(
     model: Segmenter,
     dataset: SegmentationDataset,
     *,
-    number: int = 5,
+    num_shown: int = 5,
     workers: int = 0,
-    seen: Callable[[int], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Conflicts:
-    """Compare a model's parts with the whole on every image of a dataset, whole and at its own scale.
+    """Compare the parts of a model with the whole on every image of a dataset, at its native size.
 
-    Images come and go one by one. The split is cut into equal stretches, of which the worst image each is kept:
-    neighbours, as of one film, are much alike. Of the others some numbers are kept.
+    The split is divided into `num_shown` equal sections, and the image with the largest share of lost pixels is kept
+    from each. For all other images only pixel counts are kept.
 
     Args:
         model: a danet, axial_se or caa model in evaluation mode.
-        dataset: what to look at.
-        number: how many images to keep.
-        workers: processes that read beside this one; 0 reads in this one.
-        seen: told how many images are done.
+        dataset: the dataset.
+        num_shown: number of images to keep.
+        workers: worker processes that load images; 0 loads in this process.
+        progress: called with the number of images done.
     """
     views = Views(model)
     predictor = Predictor(views)
-    num_classes = len(dataset.classes)
     check_classes(model.config.num_classes, dataset)
-    counts = ConflictCounts(len(views.names), num_classes, predictor.device)
-    ranking: Ranking[ImageCounts, Conflict] = Ranking(len(dataset), number)
+    counts = ConflictCounts(len(views.names), len(dataset.classes), predictor.device)
+    ranking: Ranking[ImageCounts, ConflictImage] = Ranking(len(dataset), num_shown)
     pin = predictor.device.type == "cuda"
     for index, batch in enumerate(EvaluationLoader(dataset, workers=workers, pin_memory=pin)):
-        of_views = predictor.scores(batch.images).chunk(len(views.names), dim=1)  # V times (1, K, H, W)
-        predictions = torch.stack([scores.argmax(1) for scores in of_views], dim=1).to(torch.uint8)  # (1, V, H, W)
-        found = counts.update(predictions, batch.labels.to(predictor.device))
+        logits = predictor.scores(batch.images).chunk(len(views.names), dim=1)  # V times (1, K, H, W)
+        predictions = torch.stack([view.argmax(1) for view in logits], dim=1).to(torch.uint8)  # (1, V, H, W)
+        marks = counts.update(predictions, batch.labels.to(predictor.device))
         labelled = int((batch.labels != IGNORE).sum())
         if labelled > 0:
-            one = ImageCounts(batch.names[0], labelled, *(int(pixels.sum()) for pixels in found))
-            kept = partial(Conflict, one, batch.images[0], batch.labels[0], predictions[0].cpu(), None)
-            ranking.add(index, one, kept)
-        if seen is not None:
-            seen(index + 1)
+            found = ImageCounts(batch.names[0], labelled, *(int(mask.sum()) for mask in marks))
+            shown = ConflictImage(found, batch.images[0], batch.labels[0], predictions[0].cpu())
+            ranking.add(index, found, shown)
+        if progress is not None:
+            progress(index + 1)
     images, worst = ranking.images, ranking.shown
     if model.head.flattens_gates:
-        worst = tuple(conflict._replace(gates=gates_of(model, conflict.image)) for conflict in worst)
-    return Conflicts(
-        names=views.names,
-        classes=tuple(dataset.classes),
-        counts=counts,
-        images=images,
-        worst=worst,
-    )
+        worst = tuple(image._replace(gates=image_gates(model, image.image)) for image in worst)
+    return Conflicts(names=views.names, classes=tuple(dataset.classes), counts=counts, images=images, worst=worst)

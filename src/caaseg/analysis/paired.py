@@ -1,4 +1,4 @@
-"""Whether one thing scored higher than another: paired differences over seeds, with what they can and cannot show."""
+"""Paired differences of scores over seeds, with Student's t confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ Claim = Literal["higher", "lower", "no difference shown"]
 
 
 class Difference(NamedTuple):
-    """The mean of paired differences, and the interval that holds the true one with the confidence asked for."""
+    """Mean of paired differences with its confidence interval."""
 
     mean: float
-    low: float | None  # None, as high, where one pair tells nothing of how pairs scatter
+    low: float | None  # None, like high, for a single pair
     high: float | None
     pairs: int
 
     @property
     def claim(self) -> Claim:
-        """What the interval shows: nothing where it holds zero, or where there is none."""
+        """What the interval shows; no difference if it contains zero or does not exist."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return "no difference shown"
         return "higher" if self.low > 0 else "lower"
@@ -29,49 +29,49 @@ class Difference(NamedTuple):
 def paired_difference(
     scores: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
 ) -> Difference | None:
-    """How much higher scores are than a baseline's, seed by seed; None without a pair.
+    """Return the mean difference of scores to a baseline, paired by seed, or None without pairs.
 
-    The interval is Student's, of the differences: it takes them to scatter normally, seeds to be independent.
+    The interval assumes normally distributed differences and independent seeds.
 
     Args:
-        scores: one a seed.
-        baseline: of the same seeds, in the same order.
-        confidence: of the interval.
+        scores: one score per seed.
+        baseline: scores of the baseline for the same seeds, in the same order.
+        confidence: confidence level of the interval.
     """
     differences = [ours - theirs for ours, theirs in zip(scores, baseline, strict=True)]
-    number = len(differences)
-    if number == 0:
+    pairs = len(differences)
+    if pairs == 0:
         return None
     mean = fmean(differences)
-    if number == 1:
+    if pairs == 1:
         return Difference(mean, None, None, 1)
-    half = t_quantile(confidence, number - 1) * stdev(differences) / math.sqrt(number)
-    return Difference(mean, mean - half, mean + half, number)
+    half = t_quantile(confidence, pairs - 1) * stdev(differences) / math.sqrt(pairs)
+    return Difference(mean, mean - half, mean + half, pairs)
 
 
 def t_quantile(confidence: float, freedom: int) -> float:
-    """The t within which, on both sides of 0, Student's distribution has this share.
+    """Return t such that Student's distribution has probability `confidence` between -t and t.
 
-    The share within t is a finite sum in the angle atan(t / sqrt(freedom)) for whole degrees of freedom (Abramowitz and
-    Stegun, 26.7.3 and 26.7.4); it rises with the angle, which is found by halving.
+    For integer degrees of freedom this probability is a finite sum in the angle atan(t / sqrt(freedom)) (Abramowitz and
+    Stegun, 26.7.3 and 26.7.4). It increases with the angle, which is found by bisection.
     """
     if not 0 < confidence < 1 or freedom < 1:
         raise ValueError(
-            f"confidence is {confidence} and freedom {freedom}; expected a share between 0 and 1, and 1 or more"
+            f"confidence is {confidence} and freedom is {freedom}; expected a confidence between 0 and 1 and "
+            "a freedom of 1 or more"
         )
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # as far as doubles go
+    for _ in range(60):  # double precision
         middle = (low + high) / 2
-        low, high = (middle, high) if _share_within(middle, freedom) < confidence else (low, middle)
+        low, high = (middle, high) if _probability(middle, freedom) < confidence else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
 
 
-def _share_within(angle: float, freedom: int) -> float:
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
+def _probability(angle: float, freedom: int) -> float:
+    sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
     term = cosine if odd else 1.0
     total = 0.0 if freedom == 1 else term
-    for k in range(2 + odd, freedom - 1, 2):  # each term has two more powers of the cosine than the one before
+    for k in range(2 + odd, freedom - 1, 2):
         term *= cosine**2 * (k - 1) / k
         total += term
     return (angle + sine * total) * 2 / math.pi if odd else sine * total

@@ -1,48 +1,51 @@
-"""Images of a split in order, and the first of each stretch of it: neighbours, as of one film, are much alike."""
+"""Ranking of the images of a split, with one image to show per section.
 
-from collections.abc import Callable
+A section is a run of consecutive images. One image per section is shown because neighboring images, such as frames of
+one video, look alike.
+"""
+
 from typing import Generic, Protocol, TypeVar
 
 
-class Counted(Protocol):
-    """An image's numbers; what sorts first is shown first."""
+class Ranked(Protocol):
+    """Pixel counts of an image with a sort key; the smallest key ranks first."""
 
     @property
-    def order(self) -> tuple[float, str]: ...
+    def rank_key(self) -> tuple[float, str]: ...
 
 
-Counts = TypeVar("Counts", bound=Counted)
+Counts = TypeVar("Counts", bound=Ranked)
 Shown = TypeVar("Shown")
 
 
 class Ranking(Generic[Counts, Shown]):
-    """Fills up image by image: of all it keeps the numbers, of each stretch the one image to show.
+    """Collect the counts of all images and the first-ranked image of each section.
 
     Args:
-        length: images in the split.
-        number: equal stretches that it is cut into.
+        num_images: number of images in the split.
+        num_sections: number of equal sections.
     """
 
-    def __init__(self, length: int, number: int) -> None:
-        self.length, self.number = length, number
+    def __init__(self, num_images: int, num_sections: int) -> None:
+        self.num_images, self.num_sections = num_images, num_sections
         self._counts: list[Counts] = []
-        self._first: dict[int, tuple[Counts, Shown]] = {}  # by stretch
+        self._first: dict[int, tuple[Counts, Shown]] = {}  # by section
 
-    def add(self, index: int, counts: Counts, show: Callable[[], Shown]) -> None:
-        """Add image `index` of the split; what to show of it is made only if it is kept."""
+    def add(self, index: int, counts: Counts, shown: Shown) -> None:
+        """Add image `index` of the split; `shown` is kept only while the image ranks first in its section."""
         self._counts.append(counts)
-        stretch = index * self.number // self.length
-        if stretch not in self._first or counts.order < self._first[stretch][0].order:
-            self._first[stretch] = counts, show()
+        section = index * self.num_sections // self.num_images
+        if section not in self._first or counts.rank_key < self._first[section][0].rank_key:
+            self._first[section] = counts, shown
 
     @property
     def images(self) -> tuple[Counts, ...]:
-        """The numbers of all, in order."""
+        """The counts of all images, ranked."""
         if not self._counts:
-            raise ValueError("no pixel of this split is labelled: there is nothing to compare with; take another split")
-        return tuple(sorted(self._counts, key=lambda counts: counts.order))
+            raise ValueError("no pixel of this split is labelled, so there is nothing to compare; use another split")
+        return tuple(sorted(self._counts, key=lambda counts: counts.rank_key))
 
     @property
     def shown(self) -> tuple[Shown, ...]:
-        """The first of each stretch, in the same order."""
-        return tuple(shown for _, shown in sorted(self._first.values(), key=lambda kept: kept[0].order))
+        """The first-ranked image of each section, ranked."""
+        return tuple(shown for _, shown in sorted(self._first.values(), key=lambda first: first[0].rank_key))

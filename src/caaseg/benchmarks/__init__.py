@@ -1,1 +1,1 @@
-"""Speed and memory measurements."""
+"""Speed and memory benchmarks."""

@@ -1,4 +1,4 @@
-"""Channelized axial attention, implementation beside implementation: time, memory, and whether they agree."""
+"""Benchmark of channelized axial attention: time, memory and error of every implementation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,16 +13,21 @@ from caaseg.attention import ChannelGate, axial_attention, channelized_axial_att
 from caaseg.benchmarks.timing import graph_seconds, measure
 from caaseg.models.inference import is_out_of_memory
 
-# Relative (Frobenius) distance from float64 that is rounding, not a mistake: forward; gradients are given twice that.
+# Relative (Frobenius) error against float64 that counts as rounding: of the output; gradients may have twice that.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
-Contender = Literal["axial", "fused", "factorised", "grouped", "loop"]
+Implementation = Literal["axial", "fused", "factorised", "grouped", "loop"]
+"""The implementations of channelized attention, and "axial": plain axial attention without gates, as a lower bound."""
 OURS = ("factorised", "fused")
+
+
+Workload = tuple[int, int, int, str]
+"""Batch, height, width and dtype."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of the comparison: what is computed, and how."""
+    """One benchmark case: input shape, dtype and implementation."""
 
     batch: int
     height: int
@@ -30,12 +35,12 @@ class Case:
     channels: int
     key_channels: int
     dtype: str
-    implementation: Contender  # "axial" is plain axial attention, without gates: the floor
-    groups: int | None  # of "grouped" alone
+    implementation: Implementation
+    groups: int | None  # for "grouped" only
 
     @property
-    def place(self) -> tuple[int, int, int, str]:
-        """What cases that are compared with each other have in common."""
+    def workload(self) -> Workload:
+        """Shape and dtype; cases of one workload are compared with each other."""
         return self.batch, self.height, self.width, self.dtype
 
     @property
@@ -44,24 +49,24 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """A case measured. Where memory ran out, `out_of_memory` is True and the rest is None."""
+class Measurement:
+    """Result of one case. If memory ran out, `out_of_memory` is True and the numbers are None."""
 
     case: Case
     out_of_memory: bool = False
     forward_ms: float | None = None
-    forward_graph_ms: float | None = None  # replayed as a CUDA graph: the GPU's time alone
-    floor_ms: float | None = None  # to move the bytes that any implementation must, measured beside, as a CUDA graph
+    forward_graph_ms: float | None = None  # replayed as a CUDA graph, without launch overhead
+    floor_ms: float | None = None  # time to move the bytes that every implementation must move, as a CUDA graph
     forward_peak_bytes: int | None = None
     training_ms: float | None = None  # forward and backward
     training_peak_bytes: int | None = None
-    given_bytes: int | None = None  # of the keys, values and output gradient, part of the training peak
-    error: float | None = None  # relative distance of the output from float64
-    gradient_error: float | None = None  # the largest such distance among the gradients of keys and values
+    given_bytes: int | None = None  # keys, values and output gradient; part of the training peak
+    error: float | None = None  # relative error of the output against float64
+    gradient_error: float | None = None  # largest relative error among the gradients of keys and values
 
     @property
     def agrees(self) -> bool:
-        """Whether it gave the numbers of the float64 computation, as far as its dtype can."""
+        """Whether the errors are within the rounding of the dtype."""
         if self.error is None or self.gradient_error is None:
             return self.out_of_memory
         allowed = TOLERANCE[getattr(torch, self.case.dtype)]
@@ -71,15 +76,15 @@ class Outcome:
 def cases(
     sizes: Sequence[tuple[int, int, int]],
     dtypes: Sequence[str],
-    contenders: Sequence[Contender],
+    implementations: Sequence[Implementation],
     groups: Sequence[int],
     *,
     channels: int,
     key_channels: int,
 ) -> list[Case]:
-    """Every combination that means something: group numbers go with "grouped", up to the longer axis."""
+    """Return all combinations. Numbers of groups apply to "grouped" only, up to the length of the longer axis."""
 
-    def slices(implementation: Contender, longest: int) -> list[int | None]:
+    def group_options(implementation: Implementation, longest: int) -> list[int | None]:
         return [None] if implementation != "grouped" else [g for g in groups if g <= longest] or [longest]
 
     return [
@@ -93,31 +98,32 @@ def cases(
             implementation=implementation,
             groups=group,
         )
-        for (batch, height, width), dtype, implementation in product(sizes, dtypes, contenders)
-        for group in slices(implementation, max(height, width))
+        for (batch, height, width), dtype, implementation in product(sizes, dtypes, implementations)
+        for group in group_options(implementation, max(height, width))
     ]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Random inputs and gates of one size and dtype, and what float64 makes of them."""
+    """Random inputs and gates of one workload, with reference results in float64."""
 
     maps: tuple[Tensor, Tensor, Tensor]  # column keys, row keys (N, D, H, W); values (N, C, H, W); channels last
     gates: tuple[ChannelGate, ChannelGate]
     cotangent: Tensor  # (N, C, H, W)
-    expected: dict[bool, list[Tensor]] = field(default_factory=dict)  # by "gated": output and three gradients
+    expected: dict[bool, list[Tensor]] = field(default_factory=dict)  # by `gated`: output and three gradients
 
     @classmethod
-    def draw(cls, case: Case, device: torch.device, seed: int = 0) -> "Problem":
+    def random(cls, case: Case, device: torch.device, seed: int = 0) -> "Problem":
+        """Draw inputs for the workload of a case."""
         dtype = getattr(torch, case.dtype)
         rng = torch.Generator(device).manual_seed(seed)
 
         def draw(channels: int) -> Tensor:
             shape = (case.batch, channels, case.height, case.width)
-            drawn = torch.randn(shape, generator=rng, device=device).to(dtype)
-            return drawn.contiguous(memory_format=torch.channels_last)
+            values = torch.randn(shape, generator=rng, device=device).to(dtype)
+            return values.contiguous(memory_format=torch.channels_last)
 
-        # Keys of length about 2, so that attention is neither uniform nor one-hot.
+        # Keys have a norm of about 2, so that attention is neither uniform nor one-hot.
         keys = [draw(case.key_channels) * 2 / case.key_channels**0.5 for _ in range(2)]
         values, cotangent = draw(case.channels), draw(case.channels)
         torch.manual_seed(seed)
@@ -126,48 +132,49 @@ class Problem:
         return cls(maps, (gates[0], gates[1]), cotangent)
 
     def reference(self, gated: bool) -> list[Tensor]:
+        """Return output and gradients in float64, cached."""
         if gated not in self.expected:
             a, b, v = maps = [m.detach().double().requires_grad_() for m in self.maps]
             gates = [ChannelGate(self.maps[2].shape[1]).to(self.cotangent) for _ in range(2)]
-            for wide, gate in zip(gates, self.gates, strict=True):
-                wide.load_state_dict(gate.state_dict())
-                wide.double()
+            for double, gate in zip(gates, self.gates, strict=True):
+                double.load_state_dict(gate.state_dict())
+                double.double()
             output = channelized_axial_attention(a, b, v, *gates) if gated else axial_attention(a, b, v)
             self.expected[gated] = [output.detach(), *torch.autograd.grad(output, maps, self.cotangent.double())]
         return self.expected[gated]
 
 
-def run(
-    combinations: Sequence[Case],
-    device: torch.device,
-    *,
-    seconds: float = 0.5,
-) -> Iterator[Outcome]:
-    """Measure case after case. Cases of one size and dtype see the same numbers.
+def run(cases: Sequence[Case], device: torch.device, *, seconds: float = 0.5) -> Iterator[Measurement]:
+    """Measure the cases in order. Cases of one workload get the same inputs.
 
     Args:
-        combinations: what to measure, in order.
-        device: where.
-        seconds: about how long to repeat each measurement.
+        cases: the cases.
+        device: device to run on.
+        seconds: approximate duration of each measurement.
     """
-    problem, drawn_for = None, None
-    for case in combinations:
+    problem, workload = None, None
+    for case in cases:
         try:
-            if problem is None or case.place != drawn_for:
-                problem, drawn_for = Problem.draw(case, device), case.place
+            if problem is None or case.workload != workload:
+                problem, workload = Problem.random(case, device), case.workload
             yield _measure(case, problem, device, seconds)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            yield Outcome(case=case, out_of_memory=True)
+            yield Measurement(case=case, out_of_memory=True)
         if device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def _measure(case: Case, problem: Problem, device: torch.device, seconds: float) -> Outcome:
+def _measure(case: Case, problem: Problem, device: torch.device, seconds: float) -> Measurement:
     gated = case.implementation != "axial"
     parameters = [p for gate in problem.gates for p in gate.parameters()] if gated else []
-    attend = _attention(case, problem)
+    attend: Callable[[], Tensor]
+    if gated:
+        options = {"implementation": case.implementation, "groups": case.groups or 1}
+        attend = partial(channelized_axial_attention, *problem.maps, *problem.gates, **options)  # type: ignore[arg-type]
+    else:
+        attend = partial(axial_attention, *problem.maps)
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -182,13 +189,13 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
         for ours, expected in zip(training()[:4], problem.reference(gated), strict=True)
     ]
     if device.type == "cuda":
-        problem.expected.clear()  # float64 maps would only crowd the card while it is measured
+        problem.expected.clear()  # frees the float64 tensors before the measurement
     forward_cost = measure(forward, [*problem.maps, *parameters], device, seconds=seconds)
     training_cost = measure(training, [*problem.maps, *parameters, problem.cotangent], device, seconds=seconds)
     graph_ms = floor_ms = None
     if device.type == "cuda" and case.implementation not in ("grouped", "loop"):
         graph_ms, floor_ms = graph_seconds(forward, seconds) * 1000, floor_seconds(problem, seconds) * 1000
-    return Outcome(
+    return Measurement(
         case=case,
         forward_ms=forward_cost.seconds * 1000,
         forward_graph_ms=graph_ms,
@@ -203,52 +210,41 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
 
 
 def floor_seconds(problem: Problem, seconds: float) -> float:
-    """How long a pass takes that moves the bytes which any implementation must.
+    """Return the time to move the bytes that every implementation must move.
 
-    These are both keys and the values read, the column result written and read, the output written.
+    It reads both keys and the values, writes and reads the column result, and writes the output.
     """
     column_keys, row_keys, values = problem.maps
     moved = column_keys.nbytes + row_keys.nbytes + 4 * values.nbytes
     source = values.new_empty(moved // 2 // values.element_size())  # each byte is read and written
     target = torch.empty_like(source)
-    return graph_seconds(lambda: torch.neg(source, out=target), seconds)  # torch's own copy moves bytes more slowly
+    return graph_seconds(lambda: torch.neg(source, out=target), seconds)  # faster than torch's copy
 
 
-def _attention(case: Case, problem: Problem) -> Callable[[], Tensor]:
-    if case.implementation == "axial":
-        return partial(axial_attention, *problem.maps)
-    return partial(
-        channelized_axial_attention,
-        *problem.maps,
-        *problem.gates,
-        implementation=case.implementation,
-        groups=case.groups or 1,
-    )
+def as_json(measurement: Measurement) -> dict[str, Any]:
+    """Return the case and its numbers as one flat dictionary."""
+    record = asdict(measurement)
+    return {**record.pop("case"), **record, "agrees": measurement.agrees}
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    """One flat record: the case, what was measured, and whether the numbers agree."""
-    record = asdict(outcome)
-    return {**record.pop("case"), **record, "agrees": outcome.agrees}
+def ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
+    """Return speedups and memory ratios: one record per workload and implementation of ours, and one for the loop.
 
-
-def ratios(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """What the run says, a record a size, dtype and form of ours: against the others, the paper's claims beside.
-
-    The paper says of 33x33 maps that going row by row is about 2.5 times slower than full vectorization, and that
-    full vectorization takes about twice the memory of none.
+    The paper states for 33 x 33 maps that the row-by-row loop is about 2.5 times slower than full vectorization, and
+    that full vectorization takes about twice the memory of the loop.
     """
-    found = []
-    by_place: dict[tuple[int, int, int, str], dict[tuple[str, int | None], Outcome]] = {}
-    for outcome in outcomes:
-        by_place.setdefault(outcome.case.place, {})[(outcome.case.implementation, outcome.case.groups)] = outcome
-    for (batch, height, width, dtype), here in by_place.items():
-        place = {"batch": batch, "height": height, "width": width, "dtype": dtype}
-        for form in OURS:
-            ours = here.get((form, None))
+    records = []
+    by_workload: dict[Workload, dict[tuple[str, int | None], Measurement]] = {}
+    for measurement in measurements:
+        case = measurement.case
+        by_workload.setdefault(case.workload, {})[case.implementation, case.groups] = measurement
+    for (batch, height, width, dtype), others in by_workload.items():
+        workload = {"batch": batch, "height": height, "width": width, "dtype": dtype}
+        for implementation in OURS:
+            ours = others.get((implementation, None))
             if ours is not None:
-                found.append({**place, "implementation": form, **_against(ours, here)})
-        loop, full = here.get(("loop", None)), here.get(("grouped", 1))
+                records.append({**workload, "implementation": implementation, **_compare(ours, others)})
+        loop, full = others.get(("loop", None)), others.get(("grouped", 1))
         if loop is not None and full is not None:
             record = {
                 "row_by_row_over_vectorized_time": _ratio(loop.forward_ms, full.forward_ms),
@@ -260,35 +256,35 @@ def ratios(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
             if (height, width) == (33, 33):
                 record["paper_row_by_row_over_vectorized_time"] = 2.5
                 record["paper_vectorized_over_row_by_row_memory"] = 2.0
-            found.append({**place, "implementation": "loop", **record})
-    return found
+            records.append({**workload, "implementation": "loop", **record})
+    return records
 
 
-def _against(ours: Outcome, here: dict[tuple[str, int | None], Outcome]) -> dict[str, float | None]:
-    """One of our forms against the paper's ways, plain axial attention and the floor."""
+def _compare(ours: Measurement, others: dict[tuple[str, int | None], Measurement]) -> dict[str, float | None]:
+    """Compare one of our implementations with the paper's, with plain axial attention and with the floor."""
     record: dict[str, float | None] = {}
-    for (implementation, groups), other in here.items():
+    for (implementation, groups), other in others.items():
         if implementation in ("grouped", "loop"):
             name = implementation if groups is None else f"grouped_{groups}"
             record[f"forward_speedup_over_{name}"] = _ratio(other.forward_ms, ours.forward_ms)
             record[f"training_speedup_over_{name}"] = _ratio(other.training_ms, ours.training_ms)
             record[f"training_memory_of_{name}"] = _ratio(other.training_peak_bytes, ours.training_peak_bytes)
-    plain = here.get(("axial", None))
+    plain = others.get(("axial", None))
     if plain is not None:
         record["forward_time_over_axial"] = _ratio(ours.forward_ms, plain.forward_ms)
         record["training_time_over_axial"] = _ratio(ours.training_ms, plain.training_ms)
         record["training_memory_over_axial"] = _ratio(ours.training_peak_bytes, plain.training_peak_bytes)
-        record["training_memory_over_axial_without_inputs"] = _ratio(_above(ours), _above(plain))
+        record["training_memory_over_axial_without_inputs"] = _ratio(_without_inputs(ours), _without_inputs(plain))
     if ours.floor_ms is not None:
         record["forward_graph_over_floor"] = _ratio(ours.forward_graph_ms, ours.floor_ms)
     return record
 
 
-def _above(outcome: Outcome) -> int | None:
-    """Peak training memory above what was there before."""
-    if outcome.training_peak_bytes is None or outcome.given_bytes is None:
+def _without_inputs(measurement: Measurement) -> int | None:
+    """Return the peak training memory without the inputs."""
+    if measurement.training_peak_bytes is None or measurement.given_bytes is None:
         return None
-    return outcome.training_peak_bytes - outcome.given_bytes
+    return measurement.training_peak_bytes - measurement.given_bytes
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> float | None:

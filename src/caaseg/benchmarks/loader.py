@@ -1,8 +1,8 @@
-"""Our loader beside torchvision's reference pipeline for segmentation: images a second on the same files and one core.
+"""Benchmark of the training loader against torchvision's reference pipeline: images per second on one core.
 
-Both read JPEG images and PNG masks with one worker and end in a normalized float batch, with labels of int64, after
-the same distribution of random scale (0.5 to 2), crop and flip. The reference is the training preset of torchvision's
-`references/segmentation` in its own v2 transforms, with images as tensors and as PIL images.
+Both read the same JPEG images and PNG masks with one worker and return a normalized float batch with int64 labels,
+after random scaling (0.5 to 2), crop and flip with the same distribution. The reference is the training preset of
+torchvision's `references/segmentation` with v2 transforms, on tensors and on PIL images.
 """
 
 import os
@@ -36,12 +36,12 @@ SCALES = (0.5, 2.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What each pipeline does."""
+    """Files, crop and batch size of all pipelines."""
 
-    root: Path  # a folder in the layout of CamVid
+    root: Path  # directory in the layout of CamVid
     crop: tuple[int, int]
     batch_size: int = 16
-    steps: int = 12  # batches timed in a round
+    steps: int = 12  # timed batches per round
 
     @property
     def pairs(self) -> list[tuple[Path, Path]]:
@@ -50,10 +50,10 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """One pipeline measured."""
+    """Speed of one pipeline."""
 
     pipeline: Pipeline
-    rounds: list[float] = field(default_factory=list)  # images a second
+    rounds: list[float] = field(default_factory=list)  # images per second
 
     @property
     def images_per_second(self) -> float:
@@ -61,41 +61,43 @@ class Speed:
 
 
 def run(workload: Workload, rounds: int, *, progress: Callable[[], None] = lambda: None) -> list[Speed]:
-    """Measure every pipeline, in turns, so that whatever else the machine does meets all of them alike."""
+    """Measure the pipelines in turns, so that other load on the machine affects all of them equally."""
     speeds = [Speed(pipeline=pipeline) for pipeline in get_args(Pipeline)]
     with one_core():
         for turn in range(rounds):
             for speed in speeds:
-                # The first batches wait for the worker to start and to fill its queue.
+                # The first batches include the start of the worker.
                 stream = batches(speed.pipeline, workload, seed=turn, workers=1)
                 for _ in islice(stream, 2):
                     pass
-                started = time.perf_counter()
+                start = time.perf_counter()
                 for _ in islice(stream, workload.steps):
                     pass
-                duration_s = time.perf_counter() - started
+                duration_s = time.perf_counter() - start
                 speed.rounds.append(workload.steps * workload.batch_size / duration_s)
-                del stream  # ends its worker, which would read ahead beside the next
+                del stream  # stops its worker, which would otherwise slow down the next pipeline
                 progress()
     return speeds
 
 
 def batches(pipeline: Pipeline, workload: Workload, *, seed: int, workers: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalized images (N, 3, H, W) and labels (N, H, W), without end."""
+    """Yield normalized images (N, 3, H, W) and labels (N, H, W) forever."""
     if pipeline == "caaseg":
         augmentation = Augmentation(crop=workload.crop, scales=SCALES, scale_step=None)
         dataset = CamVid(workload.root, "train")
         loader = TrainingLoader(dataset, augmentation, batch_size=workload.batch_size, seed=seed, workers=workers)
         for batch in loader:
-            yield normalize(batch.images), batch.labels.long()  # in the process that trains, on its device
+            yield normalize(batch.images), batch.labels.long()  # in training this happens on the device
     samples = ReferenceSamples(workload, "tensor" if pipeline == "torchvision, tensors" else "PIL")
     torch.manual_seed(seed)
-    endless = RandomSampler(samples, replacement=True, num_samples=10**9)  # an epoch's end would stop its worker
+    endless = RandomSampler(
+        samples, replacement=True, num_samples=10**9
+    )  # one endless epoch: a new epoch would restart the worker
     yield from DataLoader(samples, workload.batch_size, sampler=endless, num_workers=workers)
 
 
 class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
-    """Files read and transformed as torchvision's reference does."""
+    """Samples read and transformed as in torchvision's reference."""
 
     def __init__(self, workload: Workload, backend: Literal["tensor", "PIL"]) -> None:
         declare_missing_operators()
@@ -105,7 +107,7 @@ class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
         self.pairs = workload.pairs
         self.as_mask = tv_tensors.Mask
         with Image.open(self.pairs[0][0]) as first:
-            shorter = min(first.size)  # the reference scales to sizes, so all images must be of one
+            shorter = min(first.size)  # RandomResize takes sizes in pixels, so all images must have one size
         image_type = tv_tensors.Image if backend == "tensor" else Tensor
         fill = {tv_tensors.Mask: IGNORE, "others": GRAY}
         self.transform = v2.Compose(
@@ -132,21 +134,21 @@ class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
         return transformed
 
 
-def write_scenes(folder: Path, number: int) -> None:
-    """Drawn scenes as files, in CamVid's size and layout, its JPEG quality and its value for unlabelled pixels."""
+def write_scenes(directory: Path, number: int) -> None:
+    """Write synthetic scenes as files in the layout of CamVid, with its image size and unlabelled value."""
     scenes = Scenes(length=number, size=(360, 480))
     for name in ("train", "trainannot"):
-        (folder / name).mkdir(parents=True)
+        (directory / name).mkdir(parents=True)
     for sample in map(scenes.__getitem__, range(number)):
         label = np.where(sample.label == IGNORE, UNLABELLED, sample.label).astype(np.uint8)
         image = Image.fromarray(sample.image.permute(1, 2, 0).numpy())
-        image.save(folder / "train" / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
-        Image.fromarray(label).save(folder / "trainannot" / f"{sample.name}.png")
-    (folder / "train.txt").write_text("".join(f"{scenes[index].name}\n" for index in range(number)))
+        image.save(directory / "train" / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
+        Image.fromarray(label).save(directory / "trainannot" / f"{sample.name}.png")
+    (directory / "train.txt").write_text("".join(f"{scenes[index].name}\n" for index in range(number)))
 
 
 def as_json(workload: Workload, speeds: Sequence[Speed]) -> dict[str, Any]:
-    """What was compared, each pipeline's images a second, and ours over the faster reference."""
+    """Return workload, speeds and speedup as plain values."""
     return {
         "images": len(workload.pairs),
         "crop": list(workload.crop),
@@ -159,9 +161,9 @@ def as_json(workload: Workload, speeds: Sequence[Speed]) -> dict[str, Any]:
 
 
 def speedup(speeds: Sequence[Speed]) -> float:
-    """Our images a second over those of the faster reference: the median of the ratios within each round.
+    """Return the speedup over the faster reference: the median of the ratios within each round.
 
-    The turns of a round follow each other closely, so a machine that gets busier half-way does not tilt the ratio.
+    Ratios within a round are robust against a machine that becomes busier during the benchmark.
     """
     ours, *references = speeds
     faster = max(references, key=lambda speed: speed.images_per_second)
@@ -170,7 +172,7 @@ def speedup(speeds: Sequence[Speed]) -> float:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """This process, and the workers it starts, on one thread and, where the system can, one core."""
+    """Limit this process and its workers to one thread and, if the system supports it, one core."""
     threads = torch.get_num_threads()
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     torch.set_num_threads(1)

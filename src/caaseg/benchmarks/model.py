@@ -1,4 +1,4 @@
-"""Whole models, ours beside torchvision's: images a second and peak memory, in training and in inference."""
+"""Benchmark of whole models, ours and torchvision's: images per second and peak memory, training and inference."""
 
 import copy
 import gc
@@ -19,11 +19,11 @@ from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.models.inference import is_out_of_memory, prepare_for_inference
 from caaseg.models.resize import resize
 
-MANNERS = ("compiled", "recorded", "plain")
+MODES = ("compiled", "captured", "plain")
 
 
 class Setting(NamedTuple):
-    """What all models of one comparison share."""
+    """Settings shared by all models of a benchmark."""
 
     backbone: str
     output_stride: int
@@ -34,17 +34,17 @@ class Setting(NamedTuple):
 
 
 class ModelCost(NamedTuple):
-    """What one model took."""
+    """Speed and memory of one model."""
 
     model: str
     size: tuple[int, int]
-    training_images_per_second: float | None  # None where memory ran out or nobody asked, as all that follow
+    training_images_per_second: float | None  # this and the next fields: None if out of memory or not measured
     training_peak_bytes: int | None
     inference_images_per_second: float | None
     inference_peak_bytes: int | None
 
     def or_faster(self, other: "ModelCost") -> "ModelCost":
-        """The higher speeds of two measurements of one model."""
+        """Return the higher speeds of two measurements of one model."""
         training = self.training_images_per_second, other.training_images_per_second
         inference = self.inference_images_per_second, other.inference_images_per_second
         return self._replace(
@@ -56,28 +56,28 @@ class ModelCost(NamedTuple):
 def measure_model(
     name: str, setting: Setting, device: torch.device, *, seconds: float, train: bool = True
 ) -> ModelCost:
-    """Build a model, train it for a while on random images, then run it, ours with its normalizations folded.
+    """Build a model and measure training and inference on random images. Our models infer with folded batch norm.
 
     Args:
-        name: a head of ours, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:" and the name of a
-            model of segmentation_models_pytorch; ":compiled" behind it has torch.compile at it first, ":recorded"
-            behind one of ours replays its training step, as recipes with cuda_graph do, and its inference, ":plain"
-            trains it with torch's own normalization.
+        name: one of our heads, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:NAME" for a model
+            of segmentation_models_pytorch. A suffix selects a mode: ":compiled" uses torch.compile; ":captured" (our
+            models) replays training step and inference as CUDA graphs; ":plain" (our models) trains with torch's own
+            batch norm.
         setting: backbone, sizes and dtype.
-        device: where.
-        seconds: about how long to repeat each of the two.
-        train: whether training is measured too.
+        device: device to run on.
+        seconds: approximate duration of each of the two measurements.
+        train: whether to measure training.
     """
-    bare, _, manner = name.rpartition(":")
-    if manner not in MANNERS:
-        bare, manner = name, ""
-    model = build(bare, setting).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if manner == "recorded" and not (isinstance(model, Segmenter) and device.type == "cuda"):
-        raise ValueError(f"model is {name!r}; :recorded is for models of ours, on a GPU; leave it out")
-    torch.backends.cudnn.benchmark = True  # it tries its ways first, as it does when caaseg trains
+    base, _, mode = name.rpartition(":")
+    if mode not in MODES:
+        base, mode = name, ""
+    model = build(base, setting).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if mode == "captured" and not (isinstance(model, Segmenter) and device.type == "cuda"):
+        raise ValueError(f"model is {name!r}; :captured works for models of caaseg on a GPU; remove the suffix")
+    torch.backends.cudnn.benchmark = True  # as in training
     images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
-    training = _if_it_fits(lambda: _training(copy.deepcopy(model), images, setting, seconds, manner)) if train else None
-    inference = _if_it_fits(lambda: _inference(model, images, setting, seconds, manner))
+    training = _or_none(lambda: _training(copy.deepcopy(model), images, setting, seconds, mode)) if train else None
+    inference = _or_none(lambda: _inference(model, images, setting, seconds, mode))
     return ModelCost(
         model=name,
         size=setting.size,
@@ -88,8 +88,8 @@ def measure_model(
     )
 
 
-def _if_it_fits(work: Callable[[], Cost]) -> Cost | None:
-    """The cost of work; None where memory ran out."""
+def _or_none(work: Callable[[], Cost]) -> Cost | None:
+    """Return the cost, or None if memory ran out."""
     try:
         return work()
     except RuntimeError as error:
@@ -97,7 +97,7 @@ def _if_it_fits(work: Callable[[], Cost]) -> Cost | None:
             raise
         return None
     finally:
-        gc.collect()  # a model and its optimizer may refer to each other
+        gc.collect()  # model and optimizer may reference each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -106,26 +106,25 @@ def _autocast(setting: Setting, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, getattr(torch, setting.dtype), enabled=setting.dtype != "float32")
 
 
-def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: float, manner: str) -> Cost:
-    compiled = manner == "compiled"
+def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:
+    compiled = mode == "compiled"
     if compiled:
         torch.compiler.reset()
     if isinstance(model, Segmenter):
-        served: Any = prepare_for_inference(model, device=images.device, compile=compiled, capture=manner == "recorded")
-        given = [images, *served.parameters(), *served.buffers()]
+        network: Any = prepare_for_inference(model, device=images.device, compile=compiled, capture=mode == "captured")
     else:
-        given = [images, *model.parameters(), *model.buffers()]
-        served = torch.compile(model.eval()) if compiled else model.eval()
+        network = torch.compile(model.eval()) if compiled else model.eval()
+    inputs = [images, *network.parameters(), *network.buffers()]
 
     def infer() -> Tensor:
         with torch.inference_mode(), _autocast(setting, images.device):
-            return outputs(served(images))[0]
+            return outputs(network(images))[0]
 
-    return measure(infer, given, images.device, seconds=seconds)
+    return measure(infer, inputs, images.device, seconds=seconds)
 
 
-def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, manner: str) -> Cost:
-    """What a training step costs. Ours is trained with fused normalization and loss, others from resized logits."""
+def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:
+    """Measure a training step: our models with fused batch norm and loss, others with upsampled logits."""
     device = images.device
     autocast = partial(_autocast, setting, device)
     labels = torch.randint(setting.num_classes, (setting.batch, *setting.size), dtype=torch.uint8, device=device)
@@ -133,11 +132,11 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
     network: Any = model
     if isinstance(model, Segmenter):
         network = model.coarse
-        if device.type == "cuda" and manner not in ("compiled", "plain"):
+        if device.type == "cuda" and mode not in ("compiled", "plain"):
             fuse_batch_norm(model)
-        if manner == "recorded":
+        if mode == "captured":
             network = capture_coarse(model, images, autocast)
-    if manner == "compiled":
+    if mode == "compiled":
         torch.compiler.reset()
         network = torch.compile(network, dynamic=False)
 
@@ -148,11 +147,11 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # makes the momentum, so that it counts as given
+    step()  # allocates the momentum buffers, which count as inputs
     momentum = [state["momentum_buffer"] for state in optimizer.state.values()]
-    given = [images, labels, *model.parameters(), *model.buffers(), *momentum]
-    cost = measure(step, given, device, seconds=seconds)
-    if manner == "recorded":  # what a recording works in counts as free between its replays
+    inputs = [images, labels, *model.parameters(), *model.buffers(), *momentum]
+    cost = measure(step, inputs, device, seconds=seconds)
+    if mode == "captured":  # between replays, the memory pool of a graph is not counted as allocated
         torch.cuda.empty_cache()
         cost = cost._replace(peak_bytes=torch.cuda.memory_reserved(device))
     return cost
@@ -169,7 +168,7 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def build(name: str, setting: Setting) -> nn.Module:
-    """A contender by its name."""
+    """Build a model by its benchmark name, without mode suffix."""
     family, _, kind = name.rpartition(":")
     if family == "torchvision" and kind in ("fcn", "deeplabv3"):
         from torchvision.models import segmentation
@@ -177,42 +176,42 @@ def build(name: str, setting: Setting) -> nn.Module:
         builder = getattr(segmentation, f"{kind}_{setting.backbone}", None)
         if builder is None:
             raise ValueError(
-                f"model is {name!r} on {setting.backbone}; torchvision has it on resnet50 and resnet101; "
-                "give one of these by --backbone, or leave the model out"
+                f"model is {name!r} with backbone {setting.backbone}; torchvision has it with resnet50 and resnet101; "
+                "give one of them with --backbone, or remove the model"
             )
         model: nn.Module = builder(weights=None, weights_backbone=None, num_classes=setting.num_classes)
         return model
     if family == "smp":
-        return _of_smp(kind, setting)
+        return _build_smp(kind, setting)
     head, implementation = (family, kind) if family else (kind, "auto")
     if head not in HEADS or (family and head != "caa"):
         raise ValueError(
             f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa:grouped "
-            f"or one of {', '.join(HEADS)}, each with or without :compiled behind it, ours with :recorded or :plain too"
+            f"or one of {', '.join(HEADS)}; all accept the suffix :compiled, our models also :captured and :plain"
         )
     options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
     return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)
 
 
-def _of_smp(name: str, setting: Setting) -> nn.Module:
-    """A model of segmentation_models_pytorch, where that is installed, on timm's backbone like ours."""
+def _build_smp(name: str, setting: Setting) -> nn.Module:
+    """Build a model of segmentation_models_pytorch with the same timm backbone as ours."""
     try:
         import segmentation_models_pytorch as smp
     except ImportError as error:
         raise ValueError(
             f"model is 'smp:{name}', but the package segmentation-models-pytorch is not installed; "
-            "pip install segmentation-models-pytorch, or leave it out"
+            "pip install segmentation-models-pytorch, or remove the model"
         ) from error
     if name not in smp.MODEL_ARCHITECTURES_MAPPING:
         known = ", ".join(smp.MODEL_ARCHITECTURES_MAPPING)
         raise ValueError(f"model is 'smp:{name}'; expected smp: and one of {known}")
-    encoder = f"tu-{setting.backbone}"  # timm's
+    encoder = f"tu-{setting.backbone}"  # a timm model
     model: nn.Module = smp.create_model(name, encoder, encoder_weights=None, classes=setting.num_classes)
     return model
 
 
 def outputs(prediction: Prediction | dict[str, Tensor] | Tensor) -> list[Tensor]:
-    """All logits a loss is put on: ours first, then branches; torchvision's by name."""
+    """Return all logits that have a loss: the main output first, then the branches."""
     if isinstance(prediction, Tensor):
         return [prediction]
     if isinstance(prediction, dict):

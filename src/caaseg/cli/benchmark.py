@@ -54,7 +54,7 @@ def benchmark_attention(
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from caaseg.benchmarks import attention as benchmark
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
 
     place = device_of(device)
     on_gpu = place.type == "cuda"
@@ -75,7 +75,7 @@ def benchmark_attention(
     combinations = benchmark.cases(
         [_size(word) for word in words_of(sizes, "--sizes")],
         chosen_of(dtypes, get_args(Dtype), "--dtypes"),
-        chosen_of(implementations, get_args(benchmark.Contender), "--implementations"),
+        chosen_of(implementations, get_args(benchmark.Implementation), "--implementations"),
         [whole_number(word, "--groups") for word in words_of(groups, "--groups")],
         channels=channels,
         key_channels=key_channels,
@@ -141,7 +141,7 @@ def benchmark_model(
     Args:
         models: heads of ours (caa, axial, danet, fcn, ...), name:grouped for the paper's implementation,
             torchvision:fcn or torchvision:deeplabv3, smp:NAME for one of segmentation_models_pytorch where that is
-            installed; :compiled behind a name compiles it first; :recorded behind one of ours replays its training step
+            installed; :compiled behind a name compiles it first; :captured behind one of ours replays its training step
             as recipes with cuda_graph do, :plain trains it with torch's own normalization; comma-separated.
         backbone: of all of them, a name of timm; torchvision's have resnet50 and resnet101.
         output_stride: of all of them; torchvision's are built for 8.
@@ -158,7 +158,7 @@ def benchmark_model(
         figure: file for the figure of time and memory against size (.png, .svg or .pdf).
     """
     from caaseg.benchmarks import model as model_benchmark
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.reports.figures import draw_growth, save
     from caaseg.reports.tables import model_table
 
@@ -235,8 +235,8 @@ def benchmark_evaluation(
         workers: processes that read beside this one.
         json: file for the numbers; - is standard output.
     """
-    from caaseg.benchmarks.evaluation import compare
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.evaluation import measure_evaluation
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.data.catalogue import open_dataset
     from caaseg.models import load_model
 
@@ -244,7 +244,9 @@ def benchmark_evaluation(
     factors = [factor_of(word, "--scales") for word in words_of(scales, "--scales")]
     place, console = device_of(device), console_for(json)
     network, data = load_model(model).to(place), open_dataset(dataset, root, split)
-    found = compare(network, data, factors, batch_size=batch_size, images=images, precision=precision, workers=workers)
+    found = measure_evaluation(
+        network, data, factors, batch_size=batch_size, images=images, precision=precision, workers=workers
+    )
     console.print(
         f"{found.images} images at {len(factors)} scales, mirrored too: {found.ours_s:.3g} s, plain loop "
         f"{found.plain_s:.3g} s, {found.plain_s / found.ours_s:.3g} times as long; "
@@ -283,7 +285,7 @@ def benchmark_loader(
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from caaseg.benchmarks import loader as benchmark
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.reports.tables import loader_table
 
     check_writable(json=json)

@@ -34,12 +34,12 @@ def compare_models(
         workers: processes that read images while the models compute.
         json: file for the numbers of all images; - is standard output.
     """
-    from caaseg.analysis.compare import study_differences
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.analysis import compare as analysis
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.data.catalogue import open_dataset
     from caaseg.evaluation.evaluate import check_classes
     from caaseg.models import load_model
-    from caaseg.reports.compare import comparison_as_json, draw_comparison, lines, names_of
+    from caaseg.reports.compare import comparison_as_json, comparison_lines, draw_comparison, model_names
     from caaseg.reports.figures import save
 
     check_figure(out, "--out")
@@ -60,14 +60,14 @@ def compare_models(
                 f"{first.num_classes} ({_some(first.classes)}); compare models of the same classes"
             )
     check_classes(first.num_classes, data)
-    names = names_of(models, [network.config for network in networks])
+    names = model_names(models, [network.config for network in networks])
     console = console_for(json)
     with progress_bars(console) as report:
-        found = study_differences(
-            networks, data, number=images, workers=workers, seen=lambda done: report("images", done, len(data))
+        found = analysis.compare_models(
+            networks, data, num_shown=images, workers=workers, progress=lambda done: report("images", done, len(data))
         )
     save(draw_comparison(found, names, data.classes, data.palette), out)
-    for line in lines(found, names):
+    for line in comparison_lines(found, names):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if json is not None:
         described = {"dataset": dataset, "split": split}

@@ -34,13 +34,12 @@ def conflicts(
         workers: processes that read images while the model computes.
         json: file for the numbers, by class and of all images; - is standard output.
     """
-    from caaseg.analysis.conflicts import study_conflicts
-    from caaseg.analysis.views import check_studied
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.analysis.conflicts import check_head, study_conflicts
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.data.catalogue import find, open_dataset
     from caaseg.evaluation.evaluate import check_classes
     from caaseg.models import load_model
-    from caaseg.reports.conflicts import conflict_table, conflicts_as_json, sentences, write_conflicts
+    from caaseg.reports.conflicts import conflict_lines, conflict_table, conflicts_as_json, write_conflicts
 
     check_writable(json=json)
     check_folder(out, "--out")
@@ -50,21 +49,21 @@ def conflicts(
     data = open_dataset(dataset, root, split)
     network = load_model(model).to(place)
     config = network.config
-    check_studied(network)
+    check_head(network)
     check_classes(config.num_classes, data)
     console = console_for(json)
     with progress_bars(console) as report:
         found = study_conflicts(
-            network, data, number=images, workers=workers, seen=lambda done: report("images", done, len(data))
+            network, data, num_shown=images, workers=workers, progress=lambda done: report("images", done, len(data))
         )
     origin = provenance(place, COMMAND_LINE)
     on = f"{find(dataset).title} ({dataset}, {len(data.classes)} classes), {split}: {len(data)} images"
     title = f"Conflicts in {config.head} on {config.backbone}, {dataset}"
-    written = write_conflicts(out, found, head=network.head, title=title, on=on, palette=data.palette, origin=origin)
+    written = write_conflicts(out, found, head=network.head, title=title, data=on, palette=data.palette, origin=origin)
     wording = network.head.conflict_wording
     assert wording is not None
     console.print(conflict_table(found))
-    for line in (on, *sentences(found, wording), wording.caution):
+    for line in (on, *conflict_lines(found, wording), wording.caution):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if json is not None:
         described = {"model": model, "head": config.head, "dataset": dataset, "split": split}

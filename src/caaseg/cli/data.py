@@ -11,7 +11,7 @@ def data_list() -> int:
     from rich.console import Console
 
     from caaseg.data.catalogue import DATASETS
-    from caaseg.reports.datasets import catalogue_table
+    from caaseg.reports.tables import catalogue_table
 
     Console().print(catalogue_table(DATASETS))
     return 0
@@ -57,7 +57,7 @@ def data_check(name: str, *, root: Path, json: str | None = None) -> int:
         json: file for what was found; - is standard output.
     """
     from caaseg.data.prepare.check import check
-    from caaseg.reports.datasets import findings_as_json, findings_tables
+    from caaseg.reports.tables import findings_as_json, findings_tables
 
     check_writable(json=json)
     console = console_for(json)

@@ -34,7 +34,7 @@ def demo(
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     with training_bars(console) as show:
-        numbers = run_demo(out, steps=steps, device=device, progress=show, tell=tell)
+        numbers = run_demo(out, steps=steps, device=device, progress=show, log=tell)
     if numbers is None:
         tell("stopped; the same command goes on from here")
         return 143  # as a shell says it of a command that SIGTERM ended

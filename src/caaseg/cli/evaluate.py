@@ -59,7 +59,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         page: file for a page (.html) with scores, confusions, and the images that it did best and worst on.
         submission: for cityscapes, folder for predictions as the evaluation server reads them.
     """
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.data.catalogue import open_dataset
     from caaseg.data.datasets.cityscapes import save_submission
     from caaseg.evaluation.best_worst import BestWorstImages
@@ -67,8 +67,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     from caaseg.models import load_model, with_output_stride
     from caaseg.models.inference import prepare_for_inference
     from caaseg.models.predictor import Predictor
-    from caaseg.reports import scores as reports
-    from caaseg.reports.evaluation import write_evaluation_page
+    from caaseg.reports import evaluation as reports
 
     check_writable(json=json, page=page)
     if submission is not None:
@@ -83,7 +82,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
     if output_stride is not None:
         network = with_output_stride(network, output_stride)
     console = console_for(json)
-    done, extremes = 0, BestWorstImages(len(data.classes))
+    done, best_worst = 0, BestWorstImages(len(data.classes))
     with join_processes(device_of(device)) as (place, rank, ranks), progress_bars(console) as report:
         if page is not None and ranks > 1:
             raise ValueError(f"--page looks at every image, but {ranks} processes share them; start one process")
@@ -94,7 +93,7 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
             if rank == 0:
                 report("images", done, -(-len(data) // ranks))
             if page is not None:
-                extremes.update(batch, predictions)
+                best_worst.update(batch, predictions)
             if submission is not None:
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)
@@ -104,23 +103,24 @@ def evaluate_model(  # not `evaluate`: jsonargparse looks a command up in caaseg
         evaluation = evaluate(predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, on_batch=seen)
     if rank > 0:  # the first process speaks for all
         return 0
-    on, how = reports.protocol(dataset, split, evaluation), reports.manner(predictor, network.config.output_stride)
+    on = reports.describe_data(dataset, split, evaluation)
+    how = reports.describe_protocol(predictor, network.config.output_stride)
     if evaluation.confusion.any():
         console.print(reports.score_table(evaluation))
-    for line in reports.lines(evaluation, on, how):
+    for line in reports.score_lines(evaluation, on, how):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if network.config.classes not in (None, data.classes):
         console.print("Note: the model names its classes otherwise than the data do; check that they are the same.")
     if submission is not None:
         console.print(f"submission: {submission}", soft_wrap=True, highlight=False)
     if page is not None:
-        write_evaluation_page(
+        reports.write_evaluation_page(
             page,
             title=Path(model).resolve().name,
-            on=on,
-            how=how,
+            data=on,
+            protocol=how,
             evaluation=evaluation,
-            extremes=extremes,
+            best_worst=best_worst,
             palette=data.palette,
             origin=provenance(place, COMMAND_LINE),
         )

@@ -32,7 +32,7 @@ def export_to_file(
     """
     import torch
 
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.models import load_model, with_output_stride
     from caaseg.models.export import export_model
 

@@ -56,7 +56,7 @@ def predict_pictures_with(
     from dataclasses import asdict
     from datetime import timedelta
 
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.data.inputs import find_images
     from caaseg.evaluation.evaluate import join_processes
     from caaseg.models.inference import load_for_inference

@@ -66,10 +66,9 @@ def reproduce(
         raise ValueError(f"--limit-minutes is {limit_minutes:g}; expected a number above 0")
     factors = tuple(factor_of(word, "--scales") for word in words_of(scales, "--scales"))
 
-    from caaseg.benchmarks.timing import provenance
-    from caaseg.reports.grids import as_json, grid_table, sentences
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.reproduce.grid import plan_grid
-    from caaseg.reproduce.report import write_grid_report
+    from caaseg.reproduce.report import as_json, grid_table, report_lines, write_grid_report
     from caaseg.reproduce.runner import run_grid
 
     grid = plan_grid(
@@ -94,12 +93,12 @@ def reproduce(
             origin=origin,
             keep_runs=keep_runs,
             limit_s=None if limit_minutes is None else 60 * limit_minutes,
-            told=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
+            log=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
             progress=partial(show, "training"),
         )
     made = write_grid_report(grid, origin)
     console.print(grid_table(made))
-    for sentence in sentences(made):
+    for sentence in report_lines(made):
         console.print(sentence, soft_wrap=True, highlight=False, markup=False)
     console.print(f"table: {out / table}.md, .json, .png", soft_wrap=True, highlight=False)
     if json is not None:
@@ -113,7 +112,7 @@ def reproduce(
 
 
 def _groups(out: Path, device: Device, json: str | None) -> int:
-    from caaseg.benchmarks.timing import provenance
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.reports.tables import attention_tables, ratio_lines
     from caaseg.reproduce import groups as study
 

@@ -1,1 +1,1 @@
-"""Overlays, legends and label files, shared by results, reports and the app."""
+"""Overlays, legends, figures and label files, shared by results, reports and the app."""

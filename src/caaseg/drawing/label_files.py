@@ -1,4 +1,4 @@
-"""What is kept of a predicted picture: its labels, the picture under their colors, and how likely each class is."""
+"""Files of a prediction: label map as PNG, overlay as JPEG or PNG, class probabilities as .npy."""
 
 import sys
 from collections.abc import Sequence
@@ -14,77 +14,78 @@ from torch import Tensor
 
 from caaseg.data.decode import pillow_pixel_limit
 from caaseg.data.sample import Color
-from caaseg.drawing.sheet import overlay
+from caaseg.drawing.overlays import overlay
 from caaseg.files import atomic_write
 
-JPEG_LIMIT = 65_500  # on a side; JPEG has no larger ones
-ROWS_AT_ONCE = 256
-QUALITY = 90
+JPEG_MAX_SIDE = 65_500
+ROWS_PER_BAND = 256
+JPEG_QUALITY = 90
 
 
 def save_labels(labels: NDArray[np.uint8], palette: Sequence[Color], path: Path, note: str) -> None:
-    """Write class ids (H, W) as an indexed PNG: the values are the ids, the palette has their colors.
+    """Write class ids as an indexed PNG: pixel values are class ids, the palette holds the class colors.
 
     Args:
-        labels: class ids.
-        palette: of class k at position k; other values are black.
-        path: ends in .png.
-        note: kept in the file, for `note_in`.
+        labels: class ids, (H, W).
+        palette: color of class k at position k; other values are black.
+        path: file name that ends in .png.
+        note: text stored in the file's metadata; `read_note` returns it.
     """
     image = Image.fromarray(labels)
     colors = [value for color in palette for value in color]
-    image.putpalette(colors + [0] * (3 * 256 - len(colors)))  # of full length, or else Pillow packs the values
-    about = PngInfo()
-    about.add_text("caaseg", note)
-    with atomic_write(path) as aside:
-        image.save(aside, pnginfo=about)
+    image.putpalette(colors + [0] * (3 * 256 - len(colors)))  # 256 entries: Pillow packs pixels of shorter palettes
+    metadata = PngInfo()
+    metadata.add_text("caaseg", note)
+    with atomic_write(path) as temporary:
+        image.save(temporary, pnginfo=metadata)
 
 
-def note_in(path: Path) -> str | None:
-    """The note of a label file; None where there is no such file, or another kind of file."""
+def read_note(path: Path) -> str | None:
+    """Return the note stored in a label file, or None if the file is missing or was not written by `save_labels`."""
     try:
-        with pillow_pixel_limit(sys.maxsize), Image.open(path, formats=("PNG",)) as image:  # of which no pixel is read
+        with pillow_pixel_limit(sys.maxsize), Image.open(path, formats=("PNG",)) as image:  # reads no pixels
             note = image.info.get("caaseg")
     except (OSError, SyntaxError, ValueError):
         return None
     return note if isinstance(note, str) else None
 
 
-def is_too_long_for_jpeg(size: tuple[int, int]) -> bool:
-    """Whether the overlay of a picture of this size has to be a PNG."""
-    return max(size) > JPEG_LIMIT
+def exceeds_jpeg_limit(size: tuple[int, int]) -> bool:
+    """Return whether an image of this size is too large for JPEG, so that its overlay must be a PNG."""
+    return max(size) > JPEG_MAX_SIDE
 
 
 def save_overlay(image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Color], path: Path) -> None:
-    """Write a picture (3, H, W) uint8 under the colors of its labels."""
+    """Write an image (3, H, W) uint8 under the colors of its labels (H, W)."""
     pixels = image.permute(1, 2, 0).numpy()
-    covered = np.empty_like(pixels)
-    for top in range(0, len(pixels), ROWS_AT_ONCE):  # few at once: the colors are mixed in 32 bits
-        rows = slice(top, top + ROWS_AT_ONCE)
-        covered[rows] = overlay(pixels[rows], labels[rows], palette)
-    with atomic_write(path) as aside:
-        Image.fromarray(covered).save(aside, quality=QUALITY, subsampling=0)  # colors keep their edges
+    blended = np.empty_like(pixels)
+    for top in range(0, len(pixels), ROWS_PER_BAND):  # in bands, because blending needs float32 temporaries
+        rows = slice(top, top + ROWS_PER_BAND)
+        blended[rows] = overlay(pixels[rows], labels[rows], palette)
+    with atomic_write(path) as temporary:
+        Image.fromarray(blended).save(temporary, quality=JPEG_QUALITY, subsampling=0)  # keeps color edges sharp
 
 
 class ProbabilityFile:
-    """Probabilities as .npy, float16 of shape (H, W, K), written part by part; there when all were written.
+    """Write class probabilities tile by tile to a .npy file, float16 of shape (H, W, K).
 
-    `numpy.load(path, mmap_mode="r")` reads any part of it without the rest.
+    The file appears under its name when the context exits without an error. `numpy.load(path, mmap_mode="r")` reads
+    parts of it without loading the rest.
     """
 
     def __init__(self, path: Path, size: tuple[int, int], num_classes: int) -> None:
         self._shape = (*size, num_classes)
-        self._whole = atomic_write(path)
+        self._atomic = atomic_write(path)
 
     def __enter__(self) -> "ProbabilityFile":
-        self._file = self._whole.__enter__().open("wb")
+        self._file = self._atomic.__enter__().open("wb")
         header = {"descr": "<f2", "fortran_order": False, "shape": self._shape}
         np.lib.format.write_array_header_1_0(self._file, header)
         self._start = self._file.tell()
         return self
 
     def write(self, rows: slice, columns: slice, probabilities: Tensor) -> None:
-        """Put (K, h, w) in its place."""
+        """Write the probabilities (K, h, w) of one tile."""
         values = probabilities.permute(1, 2, 0).to(torch.float16).cpu().numpy().astype("<f2", order="C", copy=False)
         _, width, num_classes = self._shape
         for row, line in zip(range(rows.start, rows.stop), values, strict=True):
@@ -95,4 +96,4 @@ class ProbabilityFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self._whole.__exit__(kind, error, trace)
+        self._atomic.__exit__(kind, error, trace)

@@ -1,4 +1,4 @@
-"""Figures in the manner of papers: a row an image, a column what was made of it, and a legend below."""
+"""Result figures as in papers: one row per image, one column per model or view, and a legend below."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,23 +11,23 @@ from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 from torch import Tensor
 
-from caaseg.data.sample import IGNORE, Color
-from caaseg.drawing.sheet import overlay, patch
+from caaseg.data.sample import Color
+from caaseg.drawing.overlays import Legend, legend_patches, overlay
 
-WIDTH = 12.0  # inches, as the next ones
+# Lengths in inches.
+WIDTH = 12.0
 GAP = 0.05
-HEADING = 0.32
-NOTE = 0.3
-LEGEND_LINE = 0.25
-LEGEND_COLUMNS = 7
-MOST_ACROSS = 6
-STRENGTH = 0.8  # of classes over the image: enough to be told apart when small
+TITLE_HEIGHT = 0.32
+CAPTION_HEIGHT = 0.3
+LEGEND_LINE_HEIGHT = 0.25
 
-Legend = Sequence[tuple[str, Color]]
+LEGEND_COLUMNS = 7
+MAX_COLUMNS = 6
+OPACITY = 0.8  # of class colors: high, so that classes differ visibly in small panels
 
 
 class Box(NamedTuple):
-    """A rectangle of pixels; bottom and right are behind the last."""
+    """A rectangle of pixels. Bottom and right are exclusive."""
 
     top: int
     left: int
@@ -36,73 +36,69 @@ class Box(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An image, with what was made of it."""
+    """The panels of one image."""
 
-    note: str
-    panels: Sequence[NDArray[np.uint8]]  # (H, W, 3) each, a panel a column
+    caption: str
+    panels: Sequence[NDArray[np.uint8]]  # (H, W, 3) each, one per column
     boxes: Sequence[Box] = ()  # drawn into every panel
 
 
 def draw_panels(rows: Sequence[Row], columns: Sequence[str], *, classes: Legend, marks: Legend = ()) -> Figure:
-    """Draw the rows under the columns' names, with a legend of classes and, if there are, of marks above it.
+    """Draw rows of panels under the column titles, then a legend of the marks, if any, and of the classes.
 
-    Where there are many columns, a row is folded into two lines.
+    With more than MAX_COLUMNS columns, each row is wrapped into two lines.
     """
-    folded = len(columns) > MOST_ACROSS
-    across = -(-len(columns) // 2) if folded else len(columns)
-    width = (WIDTH - GAP * (across - 1)) / across
+    wrapped = len(columns) > MAX_COLUMNS
+    per_line = -(-len(columns) // 2) if wrapped else len(columns)
+    width = (WIDTH - GAP * (per_line - 1)) / per_line
     heights = [width * row.panels[0].shape[0] / row.panels[0].shape[1] for row in rows]
-    headings = [HEADING if folded or number == 0 else 0.0 for number in range(len(rows))]
-    lines = -(-len(marks) // 2) + -(-len(classes) // LEGEND_COLUMNS)
-    pictures = sum((1 + folded) * (heading + height) for heading, height in zip(headings, heights, strict=True))
-    figure = Figure(figsize=(WIDTH, pictures + NOTE * len(rows) + LEGEND_LINE * lines + 0.15))
+    titles = [TITLE_HEIGHT if wrapped or index == 0 else 0.0 for index in range(len(rows))]
+    legends = [(legend, ncols) for legend, ncols in ((marks, 2), (classes, LEGEND_COLUMNS)) if legend]
+    legend_lines = sum(-(-len(legend) // ncols) for legend, ncols in legends)
+    panel_height = sum((1 + wrapped) * (title + height) for title, height in zip(titles, heights, strict=True))
+    total_height = panel_height + CAPTION_HEIGHT * len(rows) + LEGEND_LINE_HEIGHT * legend_lines + 0.15
+    figure = Figure(figsize=(WIDTH, total_height))
     top = 0.0
-    for row, heading, height in zip(rows, headings, heights, strict=True):
-        for number, (pixels, column) in enumerate(zip(row.panels, columns, strict=True)):
-            if number % across == 0:
-                top += heading + (height if number > 0 else 0.0)
-            panel = placed(figure, number % across * (width + GAP), top, width, height)
+    for row, title_height, height in zip(rows, titles, heights, strict=True):
+        for index, (pixels, title) in enumerate(zip(row.panels, columns, strict=True)):
+            if index % per_line == 0:
+                top += title_height + (height if index > 0 else 0.0)
+            panel = axes_at(figure, index % per_line * (width + GAP), top, width, height)
             panel.imshow(pixels, interpolation="antialiased", aspect="auto")
             panel.axis("off")
-            if heading:
-                panel.set_title(column, fontsize=13, pad=5)
+            if title_height:
+                panel.set_title(title, fontsize=13, pad=5)
             _draw_boxes(panel, row.boxes)
         top += height
-        below = 1 - (top + GAP) / figure.get_figheight()
-        figure.text(0.002, below, row.note, fontsize=10.5, color="#444444", va="top")
-        top += NOTE
-    for legend, across in ((marks, 2), (classes, LEGEND_COLUMNS)):
-        if legend:
-            _draw_legend(figure, legend, top, across)
-            top += LEGEND_LINE * -(-len(legend) // across)
+        figure.text(0.002, 1 - (top + GAP) / total_height, row.caption, fontsize=10.5, color="#444444", va="top")
+        top += CAPTION_HEIGHT
+    for legend, ncols in legends:
+        # matplotlib fills legends column by column; reorder the entries so that they read row by row.
+        entries = [legend[k] for column in range(ncols) for k in range(column, len(legend), ncols)]
+        figure.legend(
+            handles=legend_patches(entries),
+            loc="upper left",
+            bbox_to_anchor=(0, 1 - top / total_height),
+            ncols=ncols,
+            frameon=False,
+            fontsize=11,
+            columnspacing=1.4,
+            borderpad=0.1,
+            borderaxespad=0.2,
+        )
+        top += LEGEND_LINE_HEIGHT * -(-len(legend) // ncols)
     return figure
 
 
-def placed(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
-    """Axes at a place given in inches from the upper left corner."""
-    wide, high = figure.get_size_inches()
-    return figure.add_axes((left / wide, 1 - (top + height) / high, width / wide, height / high))
-
-
-def _draw_legend(figure: Figure, legend: Legend, top: float, across: int) -> None:
-    high = figure.get_size_inches()[1]
-    # Filled by columns, it is to be read by rows.
-    in_order = [legend[k] for column in range(across) for k in range(column, len(legend), across)]
-    figure.legend(
-        handles=[patch(name, color) for name, color in in_order],
-        loc="upper left",
-        bbox_to_anchor=(0, 1 - top / high),
-        ncols=across,
-        frameon=False,
-        fontsize=11,
-        columnspacing=1.4,
-        borderpad=0.1,
-        borderaxespad=0.2,
-    )
+def axes_at(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:
+    """Add axes at a position in inches, measured from the upper left corner of the figure."""
+    figure_width, figure_height = figure.get_size_inches()
+    bottom = figure_height - top - height
+    return figure.add_axes((left / figure_width, bottom / figure_height, width / figure_width, height / figure_height))
 
 
 def _draw_boxes(panel: Axes, boxes: Sequence[Box]) -> None:
-    """White on black, which is seen on every color; a little within, so that neighbours stay apart."""
+    """Draw boxes in white on black, visible on every color, with a small inset that keeps adjacent boxes apart."""
     inset = 0.006 * (panel.get_xlim()[1] - panel.get_xlim()[0])
     for box in boxes:
         corner = box.left - 0.5 + inset, box.top - 0.5 + inset
@@ -112,13 +108,6 @@ def _draw_boxes(panel: Axes, boxes: Sequence[Box]) -> None:
         panel.add_patch(frame)
 
 
-def labels_over(image: Tensor, labels: Tensor, palette: Sequence[Color]) -> NDArray[np.uint8]:
-    """A panel of labels or predictions (H, W) over their image (3, H, W)."""
-    return overlay(image.permute(1, 2, 0).numpy(), labels.numpy(), palette, STRENGTH)
-
-
-def legend_of(labels: Sequence[Tensor], classes: Sequence[str], palette: Sequence[Color]) -> list[tuple[str, Color]]:
-    """The classes that labels and predictions have, with their colors."""
-    seen = np.unique(np.concatenate([np.unique(one.numpy()) for one in labels]))
-    known: list[tuple[str, Color]] = [(classes[k], palette[k]) for k in seen if k != IGNORE]
-    return [*known, ("ignored", (0, 0, 0))] if IGNORE in seen else known
+def label_panel(image: Tensor, labels: Tensor, palette: Sequence[Color]) -> NDArray[np.uint8]:
+    """Return an image (3, H, W) under the colors of labels or predictions (H, W), as a panel (H, W, 3)."""
+    return overlay(image.permute(1, 2, 0).numpy(), labels.numpy(), palette, OPACITY)

@@ -1,5 +1,5 @@
-"""Tables and figures of what the other stages return."""
+"""HTML pages, tables and figures."""
 
 from matplotlib import rcParams
 
-rcParams["text.parse_math"] = False  # names of files and classes may have dollar signs in them
+rcParams["text.parse_math"] = False  # file and class names may contain dollar signs

@@ -1,4 +1,4 @@
-"""Models side by side: image, truth and what each says, the places where they differ most in boxes."""
+"""Results of a comparison of models: figure, sentences and JSON."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,93 +6,94 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from caaseg.analysis.compare import Compared, Differences
+from caaseg.analysis.compare import ComparedImage, Comparison
 from caaseg.config import ModelConfig
 from caaseg.data.sample import Color
-from caaseg.drawing.panels import Row, draw_panels, labels_over, legend_of
+from caaseg.drawing.overlays import class_legend
+from caaseg.drawing.panels import Row, draw_panels, label_panel
 
 
-def names_of(sources: Sequence[str], configs: Sequence[ModelConfig]) -> list[str]:
-    """What to call models: by head and backbone where that tells them apart, by folder, or else as they were given."""
+def model_names(sources: Sequence[str], configs: Sequence[ModelConfig]) -> list[str]:
+    """Return distinct names: head, head and backbone, directory name, or path, whichever suffices first."""
     heads, backbones = {config.head for config in configs}, {config.backbone for config in configs}
-    by_parts = [f"{config.head}, {config.backbone}" for config in configs]
+    by_config = [f"{config.head}, {config.backbone}" for config in configs]
     if len(backbones) == 1 and len(heads) == len(configs):
-        by_parts = [config.head for config in configs]
-    by_folder = [Path(source).name for source in sources]
-    for names in (by_parts, by_folder, list(sources)):
+        by_config = [config.head for config in configs]
+    for names in (by_config, [Path(source).name for source in sources], list(sources)):
         if len(set(names)) == len(names):
             return names
     return [f"{source} ({number})" for number, source in enumerate(sources, start=1)]
 
 
 def draw_comparison(
-    differences: Differences, names: Sequence[str], classes: Sequence[str], palette: Sequence[Color]
+    comparison: Comparison, names: Sequence[str], classes: Sequence[str], palette: Sequence[Color]
 ) -> Figure:
-    """The images that models differ most on, in the manner of the paper's result figures."""
+    """Draw image, ground truth and the prediction of each model, with boxes where the predictions differ most."""
     rows = [
         Row(
-            _note(compared, names),
+            _caption(shown, names),
             [
-                compared.image.permute(1, 2, 0).numpy(),
-                labels_over(compared.image, compared.label, palette),
-                *(labels_over(compared.image, prediction, palette) for prediction in compared.predictions),
+                shown.image.permute(1, 2, 0).numpy(),
+                *(label_panel(shown.image, labels, palette) for labels in (shown.label, *shown.predictions)),
             ],
-            compared.boxes,
+            shown.boxes,
         )
-        for compared in differences.shown
+        for shown in comparison.shown
     ]
-    seen = [labels for compared in differences.shown for labels in (compared.label, *compared.predictions)]
-    return draw_panels(rows, ["image", "truth", *names], classes=legend_of(seen, classes, palette))
+    labels = [labels for shown in comparison.shown for labels in (shown.label, *shown.predictions)]
+    columns = ["image", "ground truth", *names]
+    return draw_panels(rows, columns, classes=class_legend(labels, classes, palette))
 
 
-def lines(differences: Differences, names: Sequence[str]) -> list[str]:
-    """What the split says as a whole."""
-    differing = sum(one.differing for one in differences.images)
-    share = differing / sum(one.labelled for one in differences.images)
-    right = [sum(one.right[k] for one in differences.images) / max(1, differing) for k in range(len(names))]
+def comparison_lines(comparison: Comparison, names: Sequence[str]) -> list[str]:
+    """Return the result on the whole split as sentences."""
+    numbers = comparison_as_json(comparison, names, names)
     scores = ", ".join(
-        f"{name} {100 * matrix.mean_iou:.2f}" for name, matrix in zip(names, differences.matrices, strict=True)
+        f"{name} {100 * matrix.mean_iou:.2f}" for name, matrix in zip(names, comparison.matrices, strict=True)
+    )
+    right = ", ".join(
+        f"{model['name']} is right on {model['right_of_differing'] / max(1, numbers['differing']):.1%}"
+        for model in numbers["models"]
     )
     return [
         f"mean IoU, whole images at scale 1: {scores}",
-        f"The models differ on {share:.2%} of the labelled pixels; of these "
-        + ", ".join(f"{name} has {one:.1%} right" for name, one in zip(names, right, strict=True))
-        + ".",
+        f"The models differ on {numbers['differing'] / numbers['labelled']:.2%} of the labelled pixels; "
+        f"of these pixels, {right}.",
     ]
 
 
-def comparison_as_json(differences: Differences, names: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
-    """The same as plain values, with every image's numbers."""
-    boxes = {compared.counts.name: [box._asdict() for box in compared.boxes] for compared in differences.shown}
+def comparison_as_json(comparison: Comparison, names: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:
+    """Return scores and pixel counts of all models and images as plain values."""
+    boxes = {shown.counts.name: [box._asdict() for box in shown.boxes] for shown in comparison.shown}
     return {
         "models": [
             {
                 "name": name,
                 "model": source,
                 "mean_iou": None if matrix.counts.sum() == 0 else matrix.mean_iou,
-                "right_of_differing": sum(one.right[k] for one in differences.images),
+                "right_of_differing": sum(image.right[k] for image in comparison.images),
             }
-            for k, (name, source, matrix) in enumerate(zip(names, sources, differences.matrices, strict=True))
+            for k, (name, source, matrix) in enumerate(zip(names, sources, comparison.matrices, strict=True))
         ],
-        "labelled": sum(one.labelled for one in differences.images),
-        "differing": sum(one.differing for one in differences.images),
+        "labelled": sum(image.labelled for image in comparison.images),
+        "differing": sum(image.differing for image in comparison.images),
         "images": [
             {
-                "name": one.name,
-                "share": one.share,
-                "labelled": one.labelled,
-                "differing": one.differing,
-                "right_of_differing": list(one.right),
-                "boxes": boxes.get(one.name),
+                "name": image.name,
+                "share": image.share,
+                "labelled": image.labelled,
+                "differing": image.differing,
+                "right_of_differing": list(image.right),
+                "boxes": boxes.get(image.name),
             }
-            for one in differences.images
+            for image in comparison.images
         ],
     }
 
 
-def _note(compared: Compared, names: Sequence[str]) -> str:
-    counts = compared.counts
+def _caption(shown: ComparedImage, names: Sequence[str]) -> str:
+    counts = shown.counts
     if counts.differing == 0:
-        return f"{counts.name}: no labelled pixel on which they differ"
+        return f"{counts.name}: the predictions are equal on all labelled pixels"
     right = ", ".join(f"{name} {k / counts.differing:.0%}" for name, k in zip(names, counts.right, strict=True))
-    return f"{counts.name}: they differ on {counts.share:.1%} of the labelled pixels, and of these have right: {right}"
+    return f"{counts.name}: predictions differ on {counts.share:.1%} of the labelled pixels; right on these: {right}"

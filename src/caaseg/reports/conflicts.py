@@ -1,268 +1,249 @@
-"""The study of conflicting attentions: a page and figures in the paper's manner, the table by class, the numbers."""
+"""Results of the conflict study: HTML page, figures, table per class, sentences and JSON."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from caaseg.analysis.conflicts import Conflict, Conflicts, marks
+from caaseg.analysis.conflicts import ConflictImage, Conflicts, mark_conflicts
 from caaseg.data.sample import Color
-from caaseg.drawing.panels import WIDTH, Row, draw_panels, labels_over, legend_of, placed
-from caaseg.drawing.sheet import marked
+from caaseg.drawing.overlays import class_legend, mark_pixels
+from caaseg.drawing.panels import WIDTH, Row, axes_at, draw_panels, label_panel
 from caaseg.models.heads.base import ConflictWording, Head
 from caaseg.reports.figures import save
-from caaseg.reports.page import data_address, picture, write_page
+from caaseg.reports.page import data_url, percent, picture, write_page
 
 LOST: Color = (225, 45, 60)
 WON: Color = (20, 120, 165)
-OPEN: Color = (246, 205, 115)
-CHANNELS = 32  # whose gates are drawn
-LEAST = 0.001  # of a gate, which is from 0 to 1: what varies by less is drawn as level
-RANKED = 20  # images in the page's list
+DISAGREE: Color = (246, 205, 115)
+CHANNELS = 32  # channels drawn per gate
+MIN_RANGE = 0.001  # of the gate color scale; smaller variations are drawn as constant
+MAX_RANKED = 20  # images in the ranking of the page
 
 PAGE, FIGURE, GATES = "conflicts.html", "conflicts.png", "gates.png"
 
 
 def write_conflicts(
-    folder: Path,
+    directory: Path,
     conflicts: Conflicts,
     *,
     head: Head,
     title: str,
-    on: str,
+    data: str,
     palette: Sequence[Color],
     origin: dict[str, Any],
 ) -> list[Path]:
-    """Write the page and its figures.
+    """Write conflicts.html, conflicts.png and, for a CAA model, gates.png.
 
     Args:
-        folder: for conflicts.html, conflicts.png and, of a CAA model, gates.png.
-        conflicts: what was found.
-        head: of the model.
-        title: what was studied.
-        on: the dataset and the split, in words.
+        directory: output directory.
+        conflicts: result of `study_conflicts`.
+        head: head of the model.
+        title: title of the page.
+        data: dataset and split, as text.
         palette: colors of the classes.
-        origin: hardware and versions, as `provenance` gives them.
+        origin: hardware and versions, from `provenance`.
+
+    Returns:
+        The paths of the files.
     """
-    wording = head.conflict_wording
+    wording, columns = head.conflict_wording, _columns(conflicts)
     assert wording is not None
     figures = {FIGURE: draw_conflicts(conflicts, wording, palette)}
     if head.flattens_gates:
         figures[GATES] = draw_gates(conflicts.worst)
     for name, figure in figures.items():
-        save(figure, folder / name)
-    gates = data_address((folder / GATES).read_bytes(), "image/png") if GATES in figures else None
+        save(figure, directory / name)
     write_page(
-        folder / PAGE,
+        directory / PAGE,
         "conflicts.html.j2",
         title=title,
-        on=on,
+        data=data,
         wording=wording,
-        finding=sentences(conflicts, wording),
+        finding=conflict_lines(conflicts, wording),
         numbers=conflicts_as_json(conflicts),
         palette=[tuple(color) for color in palette],
-        marks=_legend_of_marks(wording),
+        marks=_mark_legend(wording),
         cases=[
             {
-                "name": conflict.counts.name,
-                "note": _note(conflict),
-                "pictures": [
-                    picture(pixels, caption)
-                    for pixels, caption in zip(_panels(conflict, palette), _columns(conflicts), strict=True)
-                ],
+                "name": shown.counts.name,
+                "note": _note(shown),
+                "pictures": [picture(*panel) for panel in zip(_panels(shown, palette), columns, strict=True)],
             }
-            for conflict in conflicts.worst
+            for shown in conflicts.worst
         ],
-        gates=gates,
+        gates=data_url(directory / GATES) if GATES in figures else None,
         channels=CHANNELS,
-        ranked=RANKED,
+        max_ranked=MAX_RANKED,
         origin=origin,
     )
-    return [folder / PAGE, *(folder / name for name in figures)]
+    return [directory / PAGE, *(directory / name for name in figures)]
 
 
-def sentences(conflicts: Conflicts, wording: ConflictWording) -> list[str]:
-    """What the numbers say, whichever way they point."""
-    counts = conflicts.counts
+def conflict_lines(conflicts: Conflicts, wording: ConflictWording) -> list[str]:
+    """Return the result on the whole split as sentences."""
+    counts, names = conflicts.counts, conflicts.names
     labelled = int(counts.labelled.sum())
     lost, won = int(counts.lost.sum()) / labelled, int(counts.won.sum()) / labelled
-    said = [f"{lost:.2%} of the labelled pixels are lost: {wording.lost}. {won:.2%} are won: {wording.won}."]
-    whole = counts.views[-1].mean_iou
-    best, score = max(
-        ((name, matrix.mean_iou) for name, matrix in zip(conflicts.names, counts.views[:-1], strict=False)),
-        key=lambda one: one[1],
-    )
+    *parts, whole = (matrix.mean_iou for matrix in counts.views)
+    score, name = max(zip(parts, names, strict=False), key=lambda pair: pair[0])
     gap = 100 * (whole - score)
-    order = "as much as" if abs(gap) < 0.005 else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'} than"
-    said.append(
-        f"{conflicts.names[-1].capitalize()}, the model has {100 * whole:.2f} % mean IoU, {order} its "
-        f"{'best ' if len(counts.views) > 2 else ''}other view ({best}, {100 * score:.2f} %)."
-    )
-    return said
+    order = "the same as" if abs(gap) < 0.005 else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'} than"
+    return [
+        f"{lost:.2%} of the labelled pixels are lost: {wording.lost}. {won:.2%} are won: {wording.won}.",
+        f"{names[-1].capitalize()}, the model has {100 * whole:.2f} % mean IoU, {order} its "
+        f"{'best ' if len(parts) > 1 else ''}other view ({name}, {100 * score:.2f} %).",
+    ]
 
 
 def conflict_table(conflicts: Conflicts) -> Table:
-    """A line a class, in % of its labelled pixels, and all of them below."""
+    """Return a table with one row per class, in percent of its labelled pixels, and the total below."""
     numbers = conflicts_as_json(conflicts)
-    table = Table(title="right by each view, lost and won, in % of the labelled pixels", show_footer=True)
+
+    def cells(record: dict[str, Any]) -> list[str]:
+        right = (record["right"][name] for name in conflicts.names)
+        return [percent(share, 2, "") for share in (*right, record["lost"], record["won"])]
+
+    table = Table(title="correct per view, lost and won, in % of the labelled pixels", show_footer=True)
     table.add_column("class", footer="all")
-    total = numbers["all"]
-    for heading in conflicts.names:
-        table.add_column(heading, footer=_percent(total["right"][heading]), justify="right")
-    for heading in ("lost", "won"):
-        table.add_column(heading, footer=_percent(total[heading]), justify="right")
-    for one in numbers["classes"]:
-        right = (one["right"][heading] for heading in conflicts.names)
-        table.add_row(Text(one["name"]), *map(_percent, (*right, one["lost"], one["won"])))
+    for heading, total in zip((*conflicts.names, "lost", "won"), cells(numbers["all"]), strict=True):
+        table.add_column(heading, footer=total, justify="right")
+    for record in numbers["classes"]:
+        table.add_row(Text(record["name"]), *cells(record))
     return table
 
 
 def conflicts_as_json(conflicts: Conflicts) -> dict[str, Any]:
-    """Plain values: numbers of pixels, and shares of the labelled ones; null where there are none."""
+    """Return pixel counts and shares of the labelled pixels as plain values; undefined shares are None."""
     counts = conflicts.counts
     labelled = counts.labelled.cpu()
-    rows = {
-        "lost": counts.lost.cpu(),
-        "won": counts.won.cpu(),
-        "disagree": counts.disagree.cpu(),
-    }
+    total = int(labelled.sum())
+    kinds = {"lost": counts.lost.cpu(), "won": counts.won.cpu(), "disagree": counts.disagree.cpu()}
     right = {name: m.counts.diagonal().cpu() for name, m in zip(conflicts.names, counts.views, strict=True)}
-    every = int(labelled.sum())
 
-    def shares(pick: Any, pixels: int) -> dict[str, Any]:
+    def record(classes: slice) -> dict[str, Any]:
+        pixels = int(labelled[classes].sum())
+
+        def share(of_class: Tensor) -> float | None:
+            return int(of_class[classes].sum()) / pixels if pixels else None
+
         return {
             "labelled": pixels,
-            "share_of_labelled": pixels / every,
-            "right": {name: _share(int(pick(of_one)), pixels) for name, of_one in right.items()},
-            **{kind: _share(int(pick(of_one)), pixels) for kind, of_one in rows.items()},
-            **{f"{kind}_pixels": int(pick(of_one)) for kind, of_one in rows.items()},
+            "share_of_labelled": pixels / total,
+            "right": {name: share(of_class) for name, of_class in right.items()},
+            **{kind: share(of_class) for kind, of_class in kinds.items()},
+            **{f"{kind}_pixels": int(of_class[classes].sum()) for kind, of_class in kinds.items()},
         }
 
+    # The last view is the whole model, which has no pixels lost from it or won over it.
+    lost_from, won_over = (
+        [*(each.sum(1).double() / total).tolist(), None] for each in (counts.lost_from, counts.won_over)
+    )
     return {
         "views": [
             {
                 "name": name,
                 "mean_iou": matrix.mean_iou,
                 "pixel_accuracy": matrix.pixel_accuracy,
-                # Of the whole there is nothing to be lost or won.
-                "lost_from": None if part is None else int(counts.lost_from[part].sum()) / every,
-                "won_over": None if part is None else int(counts.won_over[part].sum()) / every,
+                "lost_from": lost_from[index],
+                "won_over": won_over[index],
             }
-            for name, matrix, part in zip(
-                conflicts.names, counts.views, [*range(len(conflicts.names) - 1), None], strict=True
-            )
+            for index, (name, matrix) in enumerate(zip(conflicts.names, counts.views, strict=True))
         ],
-        "all": shares(lambda of_one: of_one.sum(), every),
-        "classes": [
-            {"name": name, **shares(lambda of_one, k=k: of_one[k], int(labelled[k]))}
-            for k, name in enumerate(conflicts.classes)
-        ],
+        "all": record(slice(None)),
+        "classes": [{"name": name, **record(slice(k, k + 1))} for k, name in enumerate(conflicts.classes)],
         "images": [
             {
-                **one._asdict(),
-                "lost_share": one.lost_share,
-                "won_share": one.won / one.labelled,
-                "disagree_share": one.disagree / one.labelled,
+                **image._asdict(),
+                "lost_share": image.lost_share,
+                "won_share": image.won / image.labelled,
+                "disagree_share": image.disagree / image.labelled,
             }
-            for one in conflicts.images
+            for image in conflicts.images
         ],
     }
 
 
 def draw_conflicts(conflicts: Conflicts, wording: ConflictWording, palette: Sequence[Color]) -> Figure:
-    """The worst images: image, truth, each view, and where something was lost or won."""
-    rows = [
-        Row(f"{conflict.counts.name}: {_note(conflict)}", _panels(conflict, palette)) for conflict in conflicts.worst
-    ]
-    seen = [labels for conflict in conflicts.worst for labels in (conflict.label, *conflict.views)]
-    classes = legend_of(seen, conflicts.classes, palette)
-    return draw_panels(rows, _columns(conflicts), classes=classes, marks=_legend_of_marks(wording))
+    """Draw the worst images: image, ground truth, each view, and lost and won pixels."""
+    rows = [Row(f"{shown.counts.name}: {_note(shown)}", _panels(shown, palette)) for shown in conflicts.worst]
+    labels = [labels for shown in conflicts.worst for labels in (shown.label, *shown.views)]
+    legend = class_legend(labels, conflicts.classes, palette)
+    return draw_panels(rows, _columns(conflicts), classes=legend, marks=_mark_legend(wording))
 
 
-def draw_gates(worst: Sequence[Conflict]) -> Figure:
-    """Each image with its column gate at its right, row by row, and its row gate below, column by column.
+def draw_gates(worst: Sequence[ConflictImage]) -> Figure:
+    """Draw each image with its column gate at the right, row by row, and its row gate below, column by column.
 
-    What is drawn is what a level gate lacks: a gate less its mean over the positions, of the channels in which that
-    varies most.
+    The values are gates minus their mean over positions, for the channels that vary most: the part that a level gate
+    lacks.
     """
-    shown = [(conflict, conflict.gates) for conflict in worst if conflict.gates is not None]
-    drawn = [(_varying(gates.column), _varying(gates.row)) for _, gates in shown]
-    limits = [max(LEAST, *(float(np.abs(gates[axis]).max()) for gates in drawn)) for axis in (0, 1)]
-    cell, side, gap = WIDTH / 2, 1.2, 0.1  # inches: half of the figure an image, its gates, and between them
+    shown = [(image, image.gates) for image in worst if image.gates is not None]
+    drawn = [(_most_varying(gates.column), _most_varying(gates.row)) for _, gates in shown]
+    limits = [max(MIN_RANGE, *(float(np.abs(gates[axis]).max()) for gates in drawn)) for axis in (0, 1)]
+    cell, side, gap = WIDTH / 2, 1.2, 0.1  # inches: width per image, width of a gate, gap between panels
     width = cell - side - 4 * gap
-    heights = [width * conflict.label.shape[0] / conflict.label.shape[1] for conflict, _ in shown]
+    heights = [width * image.label.shape[0] / image.label.shape[1] for image, _ in shown]
     rows = [max(heights[k : k + 2]) + side + 0.75 for k in range(0, len(shown), 2)]
     figure = Figure(figsize=(WIDTH, sum(rows) + 0.6))
-    for number, ((conflict, _), (column, row), height) in enumerate(zip(shown, drawn, heights, strict=True)):
-        left, top = number % 2 * cell + 2 * gap, sum(rows[: number // 2]) + 0.3
-        image = placed(figure, left, top, width, height)
-        image.imshow(conflict.image.permute(1, 2, 0).numpy(), aspect="auto")
-        image.set_title(conflict.counts.name, fontsize=11, loc="left", pad=4)
-        beside = placed(figure, left + width + gap, top, side, height)
+    heat = {"aspect": "auto", "cmap": "RdBu_r", "interpolation": "nearest"}
+    for index, ((image, _), (column, row), height) in enumerate(zip(shown, drawn, heights, strict=True)):
+        left, top = index % 2 * cell + 2 * gap, sum(rows[: index // 2]) + 0.3
+        panel = axes_at(figure, left, top, width, height)
+        panel.imshow(image.image.permute(1, 2, 0).numpy(), aspect="auto")
+        panel.set_title(image.counts.name, fontsize=11, loc="left", pad=4)
+        beside = axes_at(figure, left + width + gap, top, side, height)
         beside.set_title("column gate", fontsize=11, pad=4)
-        below = placed(figure, left, top + height + gap, width, side)
+        beside.set_xlabel("channels", fontsize=10)
+        below = axes_at(figure, left, top + height + gap, width, side)
         below.set_xlabel("row gate", fontsize=11)
         below.set_ylabel("channels", fontsize=10)
-        beside.set_xlabel("channels", fontsize=10)
-        bars = _heat(beside, column, limits[0]), _heat(below, row.T, limits[1])
-        for panel in (image, beside, below):
-            panel.set(xticks=[], yticks=[])
-    for number, (bar, name) in enumerate(zip(bars, ("column gate", "row gate"), strict=True)):
-        place = placed(figure, number * cell + 5 * gap, sum(rows), cell - 10 * gap, 0.15)
-        ticks = (-limits[number], 0, limits[number])
-        figure.colorbar(bar, cax=place, orientation="horizontal", ticks=ticks, format="%.2g")
-        place.set_xlabel(f"{name}, less its mean over positions", fontsize=11)
+        maps = [
+            axes.imshow(values, vmin=-limit, vmax=limit, **heat)  # type: ignore[arg-type]
+            for axes, values, limit in zip((beside, below), (column, row.T), limits, strict=True)
+        ]
+        for axes in (panel, beside, below):
+            axes.set(xticks=[], yticks=[])
+    for index, (heat_map, name, limit) in enumerate(zip(maps, ("column gate", "row gate"), limits, strict=True)):
+        bar = axes_at(figure, index * cell + 5 * gap, sum(rows), cell - 10 * gap, 0.15)
+        figure.colorbar(heat_map, cax=bar, orientation="horizontal", ticks=(-limit, 0, limit), format="%.2g")
+        bar.set_xlabel(f"{name} minus its mean over positions", fontsize=11)
     return figure
 
 
-def _heat(panel: Axes, values: NDArray[np.float32], limit: float) -> AxesImage:
-    return panel.imshow(values, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-
-
-def _varying(gate: Tensor) -> NDArray[np.float32]:
-    """(L, C) -> (L, CHANNELS), the channels that vary most over positions, first, less their means."""
-    apart = gate - gate.mean(0)
-    order = apart.square().sum(0).argsort(descending=True, stable=True)[:CHANNELS]
-    chosen: NDArray[np.float32] = apart[:, order].numpy()
+def _most_varying(gate: Tensor) -> NDArray[np.float32]:
+    """(L, C) -> (L, CHANNELS): the channels with the largest variance over positions, largest first, centered."""
+    centered = gate - gate.mean(0)
+    order = centered.square().sum(0).argsort(descending=True, stable=True)[:CHANNELS]
+    chosen: NDArray[np.float32] = centered[:, order].numpy()
     return chosen
 
 
-def _panels(conflict: Conflict, palette: Sequence[Color]) -> list[NDArray[np.uint8]]:
-    image = conflict.image.permute(1, 2, 0).numpy()
-    lost, won, disagree = (pixels.numpy() for pixels in marks(conflict.views, conflict.label))
+def _panels(shown: ConflictImage, palette: Sequence[Color]) -> list[NDArray[np.uint8]]:
+    image = shown.image.permute(1, 2, 0).numpy()
+    lost, won, disagree = (mask.numpy() for mask in mark_conflicts(shown.views, shown.label))
     return [
         image,
-        *(labels_over(conflict.image, labels, palette) for labels in (conflict.label, *conflict.views)),
-        marked(image, [(disagree, OPEN), (lost, LOST), (won, WON)], conflict.label.numpy()),
+        *(label_panel(shown.image, labels, palette) for labels in (shown.label, *shown.views)),
+        mark_pixels(image, [(disagree, DISAGREE), (lost, LOST), (won, WON)], shown.label.numpy()),
     ]
 
 
 def _columns(conflicts: Conflicts) -> list[str]:
-    return ["image", "truth", *conflicts.names, "lost and won"]
+    return ["image", "ground truth", *conflicts.names, "lost and won"]
 
 
-def _legend_of_marks(wording: ConflictWording) -> list[tuple[str, Color]]:
-    kinds = ((wording.lost, LOST), (wording.won, WON), (wording.disagree, OPEN))
-    return [(name, color) for name, color in kinds if name is not None]
+def _mark_legend(wording: ConflictWording) -> list[tuple[str, Color]]:
+    marks = ((wording.lost, LOST), (wording.won, WON), (wording.disagree, DISAGREE))
+    return [(name, color) for name, color in marks if name is not None]
 
 
-def _note(conflict: Conflict) -> str:
-    counts = conflict.counts
+def _note(shown: ConflictImage) -> str:
+    counts = shown.counts
     return f"{counts.lost_share:.1%} of the labelled pixels lost, {counts.won / counts.labelled:.1%} won"
-
-
-def _share(pixels: int, of: int) -> float | None:
-    return pixels / of if of else None
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None or math.isnan(share) else f"{100 * share:.2f}"

@@ -1,4 +1,4 @@
-"""Curves for a page: matplotlib draws them, the page's style sheet gives their colors, in light and in dark."""
+"""Training curves as inline SVG. The page's style sheet sets their colors, for light and dark mode."""
 
 import io
 import re
@@ -16,12 +16,12 @@ INK, RULE = "#1c2024", "#e2e4e8"
 STYLED = {INK: "var(--ink)", RULE: "var(--rule)"} | {
     color: f"var(--line-{k})" for k, color in enumerate(COLORS, start=1)
 }
-MOST_POINTS = 300  # of a line: more cannot be seen
+MAX_POINTS = 300  # per line
 SIZE = (4.6, 2.5)  # inches
 
 
 class Line(NamedTuple):
-    """Numbers measured at steps."""
+    """A named series of values over training steps."""
 
     name: str
     steps: Sequence[int]
@@ -29,13 +29,13 @@ class Line(NamedTuple):
 
 
 def draw_lines(lines: Sequence[Line], *, from_zero: bool = False) -> Figure:
-    """Lines over the steps of training; long ones are averaged over stretches. With several, each bears its name."""
+    """Draw lines over training steps. Long lines are averaged in bins; several lines are labelled with their names."""
     figure = Figure(figsize=SIZE, layout="constrained")
     panel = figure.subplots()
     for color, line in zip(COLORS, lines, strict=False):
-        steps, values = _thinned(line)
-        mark = "o" if len(steps) < 30 else ""
-        panel.plot(steps, values, color=color, linewidth=1.6, marker=mark, markersize=3.2)
+        steps, values = (_binned(numbers) for numbers in (line.steps, line.values))
+        marker = "o" if len(steps) < 30 else ""
+        panel.plot(steps, values, color=color, linewidth=1.6, marker=marker, markersize=3.2)
         if len(lines) > 1 and len(steps):
             panel.annotate(
                 line.name,
@@ -63,7 +63,7 @@ def draw_lines(lines: Sequence[Line], *, from_zero: bool = False) -> Figure:
 
 
 def as_svg(figure: Figure, name: str) -> str:
-    """A figure to stand inside a page, as wide as its place; `name` keeps its parts apart from other figures'."""
+    """Return a figure as inline SVG that fills its container; `name` makes its element ids unique on the page."""
     written = io.StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
@@ -78,10 +78,6 @@ def as_svg(figure: Figure, name: str) -> str:
     return re.sub(r"\n\s*", "\n", svg)
 
 
-def _thinned(line: Line) -> tuple[list[float], list[float]]:
-    parts = min(len(line.steps), MOST_POINTS)
-    if not parts:
-        return [], []
-    steps = [float(part.mean()) for part in np.array_split(np.asarray(line.steps, float), parts)]
-    values = [float(part.mean()) for part in np.array_split(np.asarray(line.values, float), parts)]
-    return steps, values
+def _binned(numbers: Sequence[float]) -> list[float]:
+    bins = min(len(numbers), MAX_POINTS)
+    return [float(part.mean()) for part in np.array_split(np.asarray(numbers, float), bins)] if bins else []

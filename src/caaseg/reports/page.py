@@ -1,12 +1,13 @@
-"""A page that stands alone: its style, figures and pictures are in it, and it asks the network for nothing.
+"""Self-contained HTML pages: styles, figures and images are embedded, so a page needs no network.
 
-The words come from the templates beside this file; whatever users named (classes, files, recipes) is escaped there.
+The text is in the templates next to this file. Values from users (classes, file names, recipes) are escaped there.
 """
 
 import base64
 import io
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,30 +18,31 @@ from PIL import Image
 from torch import Tensor
 
 from caaseg.data.sample import Color
-from caaseg.drawing.sheet import marked, overlay
+from caaseg.drawing.overlays import mark_pixels, overlay
 from caaseg.files import atomic_write
 
-WIDEST = 480  # pixels of a picture on a page, on its longer side
+MAX_SIDE = 480  # pixels of a picture on a page
 
 
 class Picture(NamedTuple):
-    """An image for a page."""
+    """An embedded image."""
 
     caption: str
-    address: str  # its whole content, as data
+    url: str  # a data URL
     width: int
     height: int
 
 
-def write_page(path: Path, template: str, **content: Any) -> None:
-    """Fill in a template and write the page, whole or not at all."""
-    text = templates().get_template(template).render(**content)
-    with atomic_write(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+def write_page(path: Path, template: str, **values: Any) -> None:
+    """Render a template to a file, atomically."""
+    text = templates().get_template(template).render(**values)
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
+@cache
 def templates() -> Environment:
-    """The templates of this folder; all that is filled into them is escaped."""
+    """Return the template environment; inserted values are escaped."""
     environment = Environment(
         loader=PackageLoader("caaseg", "reports/templates"),
         autoescape=True,
@@ -48,17 +50,17 @@ def templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"percent": percent, "duration": duration, "whole": lambda number: f"{number:,}"}
+    environment.filters |= {"percent": percent, "duration": duration, "thousands": lambda number: f"{number:,}"}
     return environment
 
 
-def percent(score: float | None, digits: int = 1) -> str:
-    """A score in %; a dash where there is none."""
-    return "–" if score is None or math.isnan(score) else f"{100 * score:.{digits}f}"  # noqa: RUF001
+def percent(score: float | None, digits: int = 1, missing: str = "–") -> str:  # noqa: RUF001
+    """Format a score in percent, without the sign; `missing` replaces None and NaN."""
+    return missing if score is None or math.isnan(score) else f"{100 * score:.{digits}f}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as one says them."""
+    """Format a duration in seconds, minutes or hours."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -66,41 +68,41 @@ def duration(seconds: float) -> str:
 
 
 def picture(pixels: NDArray[np.uint8], caption: str) -> Picture:
-    """Pixels (H, W, 3) as PNG or JPEG, whichever is smaller; large ones are scaled down."""
+    """Embed pixels (H, W, 3), reduced to MAX_SIDE, as PNG or JPEG, whichever is smaller."""
     image = Image.fromarray(pixels)
-    image.thumbnail((WIDEST, WIDEST), Image.Resampling.LANCZOS)
-    encoded = {"png": _bytes(image, "PNG", optimize=True), "jpeg": _bytes(image, "JPEG", quality=80)}
-    kind = min(encoded, key=lambda name: len(encoded[name]))
-    return Picture(caption, data_address(encoded[kind], f"image/{kind}"), *image.size)
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
+    urls = data_url(image), data_url(image, "jpeg", quality=80)
+    return Picture(caption, min(urls, key=len), *image.size)
 
 
-def data_address(content: bytes, kind: str) -> str:
-    """Content as an address that holds it."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def data_url(image: Image.Image | Path, kind: str = "png", **options: Any) -> str:
+    """Return an image or an image file as a data URL."""
+    if isinstance(image, Path):
+        content = image.read_bytes()
+    else:
+        encoded = io.BytesIO()
+        image.save(encoded, kind, optimize=kind == "png", **options)
+        content = encoded.getvalue()
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def picture_of_image(image: Tensor, caption: str = "image") -> Picture:
-    """An image (3, H, W) as it is."""
-    return picture(_last(image), caption)
+    """Embed an image (3, H, W)."""
+    return picture(_channels_last(image), caption)
 
 
 def picture_of_labels(image: Tensor, labels: Tensor, palette: Sequence[Color], caption: str) -> Picture:
-    """An image (3, H, W) under the colors of labels or predictions (H, W); ignored ones are black."""
-    return picture(overlay(_last(image), labels.numpy(), palette), caption)
+    """Embed an image (3, H, W) under the colors of labels or predictions (H, W); ignored pixels are black."""
+    return picture(overlay(_channels_last(image), labels.numpy(), palette), caption)
 
 
 def picture_of_marks(image: Tensor, marks: Sequence[tuple[Tensor, Color]], label: Tensor, caption: str) -> Picture:
-    """An image (3, H, W), pale and grey, with the pixels (H, W) of each mark in its color; ignored ones are black."""
-    return picture(marked(_last(image), [(pixels.numpy(), color) for pixels, color in marks], label.numpy()), caption)
+    """Embed a pale gray version of an image (3, H, W) with masks (H, W) in their colors; ignored pixels are black."""
+    masks = [(mask.numpy(), color) for mask, color in marks]
+    return picture(mark_pixels(_channels_last(image), masks, label.numpy()), caption)
 
 
-def _last(image: Tensor) -> NDArray[np.uint8]:
+def _channels_last(image: Tensor) -> NDArray[np.uint8]:
     """(3, H, W) -> (H, W, 3)."""
     pixels: NDArray[np.uint8] = image.permute(1, 2, 0).numpy()
     return pixels
-
-
-def _bytes(image: Image.Image, kind: str, **options: Any) -> bytes:
-    written = io.BytesIO()
-    image.save(written, kind, **options)
-    return written.getvalue()

@@ -1,4 +1,4 @@
-"""The report of a training run: its curves, its scores class by class, its best and worst images, its recipe."""
+"""Report of a training run: curves, scores per class, best and worst images, recipe."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from caaseg.reports.curves import Line, as_svg, draw_lines
 from caaseg.reports.evaluation import evaluation_sections
 from caaseg.reports.page import write_page
 
-Journal = Sequence[dict[str, Any]]
+Metrics = Sequence[dict[str, Any]]
 """The lines of a run's metrics.jsonl."""
 
 
@@ -21,24 +21,24 @@ def write_run_page(
     path: Path,
     *,
     recipe: Recipe,
-    journal: Journal,
+    metrics: Metrics,
     evaluation: Evaluation,
-    extremes: BestWorstImages,
+    best_worst: BestWorstImages,
     palette: Sequence[Color],
     origin: dict[str, Any],
 ) -> None:
     """Write the report.
 
     Args:
-        path: the page.
-        recipe: what was run.
-        journal: what it measured on the way.
-        evaluation: of the final model on the validation split.
-        extremes: the images it did best and worst on.
+        path: the HTML file.
+        recipe: recipe of the run.
+        metrics: metrics logged during training.
+        evaluation: scores of the final model on the validation split.
+        best_worst: the best and worst images.
         palette: colors of the classes.
-        origin: hardware and versions, as `provenance` gives them.
+        origin: hardware and versions, from `provenance`.
     """
-    scores = [(line["val_mean_iou"], -line["step"]) for line in journal if line.get("val_mean_iou") is not None]
+    scores = [(line["val_mean_iou"], -line["step"]) for line in metrics if line.get("val_mean_iou") is not None]
     best = max(scores, default=None)
     write_page(
         path,
@@ -47,41 +47,39 @@ def write_run_page(
         recipe=recipe,
         recipe_text=recipe_text(recipe),
         best=None if best is None else {"score": best[0], "step": -best[1]},
-        seconds=training_seconds(journal, recipe.batch_size),
-        curves=run_curves(journal),
-        **evaluation_sections(evaluation, extremes, palette),
+        seconds=training_seconds(metrics, recipe.batch_size),
+        curves=_curves(metrics),
+        **evaluation_sections(evaluation, best_worst, palette),
         origin=origin,
     )
 
 
-def run_curves(journal: Journal) -> list[dict[str, Any]]:
-    """What the run measured on the way, a figure each."""
+def _curves(metrics: Metrics) -> list[dict[str, Any]]:
     panels = (
         ("training loss", "loss", 1, True),
         ("mean IoU on the validation split, %", "val_mean_iou", 100, False),
         ("learning rate", "lr", 1, True),
-        ("images a second", "images_per_second", 1, True),
+        ("images per second", "images_per_second", 1, True),
     )
-    figures = []
-    for number, (caption, key, factor, from_zero) in enumerate(panels):
-        line = line_of(journal, key, caption, factor)
-        if line.steps:
-            svg = as_svg(draw_lines([line], from_zero=from_zero), f"curve-{number}")
-            figures.append({"caption": caption, "svg": svg})
-    return figures
+    lines = [(curve_of(metrics, key, caption, factor), from_zero) for caption, key, factor, from_zero in panels]
+    return [
+        {"caption": line.name, "svg": as_svg(draw_lines([line], from_zero=from_zero), f"curve-{index}")}
+        for index, (line, from_zero) in enumerate(lines)
+        if line.steps
+    ]
 
 
-def line_of(journal: Journal, key: str, name: str, factor: float = 1) -> Line:
-    """One number of a journal over the steps; lines that lack it are left out."""
-    found = [(line["step"], factor * line[key]) for line in journal if line.get(key) is not None]
+def curve_of(metrics: Metrics, key: str, name: str, factor: float = 1) -> Line:
+    """Return one metric over the steps as a line; metrics lines without it are skipped."""
+    found = [(line["step"], factor * line[key]) for line in metrics if line.get(key) is not None]
     return Line(name, [step for step, _ in found], [value for _, value in found])
 
 
-def training_seconds(journal: Journal, batch_size: int) -> float:
-    """How long the steps took, without validation and saving, however often the run was interrupted."""
-    seconds, before = 0.0, 0
-    for line in journal:
+def training_seconds(metrics: Metrics, batch_size: int) -> float:
+    """Return the duration of all training steps, without validation, checkpoints and interruptions."""
+    seconds, previous = 0.0, 0
+    for line in metrics:
         if line.get("images_per_second"):
-            seconds += (line["step"] - before) * batch_size / line["images_per_second"]
-            before = line["step"]
+            seconds += (line["step"] - previous) * batch_size / line["images_per_second"]
+            previous = line["step"]
     return seconds

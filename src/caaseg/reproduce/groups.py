@@ -1,4 +1,4 @@
-"""The paper's figure of grouped vectorization: time against the number of groups, and memory, with ours beside it."""
+"""The paper's figure of grouped vectorization: time and memory against the number of groups."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from caaseg.benchmarks import attention as benchmark
-from caaseg.benchmarks.attention import Outcome
+from caaseg.benchmarks.attention import Measurement
 from caaseg.files import atomic_write
 from caaseg.reports.figures import draw_groups, save
 from caaseg.reports.tables import ratio_lines
@@ -21,8 +21,8 @@ SIZES: dict[str, tuple[Size, ...]] = {
     "cpu": ((1, 17, 17), (1, 33, 33)),
 }
 NOTE = (
-    "The paper draws the inference time of three sizes of image on a V100 and prints no number; it says that 4 groups "
-    "are about as fast as none. Here it is the attention alone, of one image in float32."
+    "The paper plots the inference time of three image sizes on a V100 and prints no numbers; it states that 4 groups "
+    "are about as fast as full vectorization. Here: the attention alone, one image, float32."
 )
 
 
@@ -33,63 +33,63 @@ def measure_groups(
     channels: int = 512,
     seconds: float = 0.2,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Outcome]:
-    """Measure grouped vectorization with few and many groups, row by row, factorised, and plain axial attention.
+) -> list[Measurement]:
+    """Measure grouped vectorization, the row-by-row loop, the factorised form, and plain axial attention.
 
     Args:
-        device: where.
-        sizes: batch, height and width of the feature maps; three on a GPU, two on a CPU, unless given.
-        channels: of the values.
-        seconds: about how long to repeat each measurement.
-        progress: told how many are done, of how many.
+        device: device to run on.
+        sizes: batch, height and width of the feature maps; by default three sizes on a GPU and two on a CPU.
+        channels: value channels.
+        seconds: approximate duration of each measurement.
+        progress: called with the number of measurements done and the total.
     """
-    chosen = SIZES[device.type] if sizes is None else sizes
-    contenders: tuple[benchmark.Contender, ...] = ("axial", "factorised", "grouped", "loop")
-    combinations = benchmark.cases(chosen, ["float32"], contenders, GROUPS, channels=channels, key_channels=64)
-    outcomes = []
-    for outcome in benchmark.run(combinations, device, seconds=seconds):
-        outcomes.append(outcome)
+    implementations: tuple[benchmark.Implementation, ...] = ("axial", "factorised", "grouped", "loop")
+    sizes = SIZES[device.type] if sizes is None else sizes
+    cases = benchmark.cases(sizes, ["float32"], implementations, GROUPS, channels=channels, key_channels=64)
+    measurements = []
+    for measurement in benchmark.run(cases, device, seconds=seconds):
+        measurements.append(measurement)
         if progress is not None:
-            progress(len(outcomes), len(combinations))
-    return outcomes
+            progress(len(measurements), len(cases))
+    return measurements
 
 
-def groups_as_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Plain values."""
-    measurements = [benchmark.as_json(outcome) for outcome in outcomes]
-    return {"table": "groups", "notes": [NOTE], "measurements": measurements, "ratios": benchmark.ratios(outcomes)}
+def groups_as_json(measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """Return the measurements as plain values."""
+    records, ratios = [benchmark.as_json(found) for found in measurements], benchmark.ratios(measurements)
+    return {"table": "groups", "notes": [NOTE], "measurements": records, "ratios": ratios}
 
 
-def groups_markdown(outcomes: Sequence[Outcome]) -> str:
-    """The measurements as a page; times are over the factorised form's, taken in the same run."""
+def groups_markdown(measurements: Sequence[Measurement]) -> str:
+    """Return the measurements as Markdown; times are relative to the factorised form."""
     lines = ["# Time and memory against the number of groups", ""]
     lines += ["| size | implementation | forward, to factorised | training, to factorised | training memory, MB |"]
     lines += ["|:---|:---|---:|---:|---:|"]
-    ours = {outcome.case.place: outcome for outcome in outcomes if outcome.case.implementation == "factorised"}
-    for outcome in outcomes:
-        batch, height, width, _ = outcome.case.place
-        reference = ours[outcome.case.place]
-        peak = outcome.training_peak_bytes
-        words = (
+    ours = {found.case.workload: found for found in measurements if found.case.implementation == "factorised"}
+    for found in measurements:
+        batch, height, width, _ = found.case.workload
+        reference = ours[found.case.workload]
+        peak = found.training_peak_bytes
+        cells = (
             f"{batch} x {height} x {width}",
-            outcome.case.label,
-            _ratio(outcome.forward_ms, reference.forward_ms),
-            _ratio(outcome.training_ms, reference.training_ms),
+            found.case.label,
+            _ratio(found.forward_ms, reference.forward_ms),
+            _ratio(found.training_ms, reference.training_ms),
             "out of memory" if peak is None else f"{peak / 1e6:,.1f}",
         )
-        lines.append("| " + " | ".join(words) + " |")
-    said = [NOTE, *ratio_lines(benchmark.ratios(outcomes))]
-    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said)]) + "\n"
+        lines.append("| " + " | ".join(cells) + " |")
+    notes = [NOTE, *ratio_lines(benchmark.ratios(measurements))]
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)]) + "\n"
 
 
 def _ratio(time: float | None, reference: float | None) -> str:
     return "" if time is None or not reference else f"{time / reference:.2f}"
 
 
-def write_groups(outcomes: Sequence[Outcome], folder: Path, origin: Mapping[str, Any]) -> None:
-    """Write groups.md, groups.json and groups.png, each whole."""
-    with atomic_write(folder / "groups.md") as aside:
-        aside.write_text(groups_markdown(outcomes))
-    with atomic_write(folder / "groups.json") as aside:
-        aside.write_text(json.dumps({**origin, **groups_as_json(outcomes)}, indent=1) + "\n")
-    save(draw_groups(outcomes), folder / "groups.png")
+def write_groups(measurements: Sequence[Measurement], directory: Path, origin: Mapping[str, Any]) -> None:
+    """Write groups.md, groups.json and groups.png."""
+    with atomic_write(directory / "groups.md") as temporary:
+        temporary.write_text(groups_markdown(measurements))
+    with atomic_write(directory / "groups.json") as temporary:
+        temporary.write_text(json.dumps({**origin, **groups_as_json(measurements)}, indent=1) + "\n")
+    save(draw_groups(measurements), directory / "groups.png")

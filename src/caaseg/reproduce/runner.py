@@ -1,9 +1,9 @@
-"""Running a grid: each cell trained, scored and kept when it is finished.
+"""Runner of a grid: trains and scores each cell, and writes its result to a file.
 
-A cell whose file is there is not run again, with or without its run: so files of cells can be kept, carried elsewhere
-and gone on from. Whatever is killed goes on: a run from its newest checkpoint, the grid from its first open cell.
-Commands that run different rows may share a folder at the same time: each leaves a mark, by which a cell knows that it
-was not alone, and that its speed says nothing.
+A cell whose file exists is not run again, even if its run directory was deleted, so the files can be copied to another
+machine and the grid resumed there. A killed grid resumes at its first unfinished cell, and a killed run at its newest
+checkpoint. Commands that run different rows may share a directory at the same time. Each leaves a marker file, so that
+a cell records whether it was alone on the machine; otherwise its speed is not used.
 """
 
 import gc
@@ -35,29 +35,29 @@ from caaseg.reproduce.grid import Cell, Grid, Manner
 from caaseg.training import checkpoints
 from caaseg.training.checkpoints import MAY_CHANGE
 from caaseg.training.loop import Progress
-from caaseg.training.metrics_log import FILE as JOURNAL
+from caaseg.training.metrics_log import FILE as METRICS
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.run import train
 from caaseg.training.setup import open_split
 
-MARGIN = 1.1  # of the time that a cell is thought to take
-MARK = f".running.{socket.gethostname()}."
-"""How a file begins that says that a command is at work here; its process number follows."""
+SAFETY_FACTOR = 1.1  # of the estimated duration of a cell
+MARKER_PREFIX = f".running.{socket.gethostname()}."
+"""Name of a marker file without the process id of its command."""
 
 
 class StopSignalError(BaseException):
-    """A signal asked to stop. What is not finished can be gone on with."""
+    """A signal asked to stop. Unfinished work can be resumed."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
 
 
-class Ended(NamedTuple):
-    """How far a grid is."""
+class GridStatus(NamedTuple):
+    """State of a grid after a command."""
 
-    left: int  # cells not finished
-    signal: int | None  # that stopped it
+    left: int  # unfinished cells
+    signal: int | None  # the signal that stopped the command
     out_of_time: bool
 
 
@@ -68,182 +68,180 @@ def run_grid(
     origin: Mapping[str, Any],
     keep_runs: bool = True,
     limit_s: float | None = None,
-    told: Callable[[str], None] | None = None,
+    log: Callable[[str], None] = lambda message: None,
     progress: Callable[[Progress], None] | None = None,
-) -> Ended:
-    """Run the cells that are not finished, as far as the time goes.
+) -> GridStatus:
+    """Run the unfinished cells within the time limit.
 
     Args:
-        grid: what `plan_grid` gave.
-        device: where.
-        origin: what each cell's file says of hardware, versions, command and commit.
-        keep_runs: keep the runs of finished cells, their weights and checkpoints.
-        limit_s: start no cell that would not be finished in so many seconds from now, judged by the finished ones.
-        told: a sentence a cell.
-        progress: told how far the run of a cell is.
+        grid: the grid, from `plan_grid`.
+        device: device to run on.
+        origin: command, commit, hardware and versions, written to each cell's file.
+        keep_runs: keep the run directories of finished cells, with weights and checkpoints.
+        limit_s: start no cell that would not finish within this many seconds, estimated from the finished cells.
+        log: called with one message per cell.
+        progress: called with the training progress of a cell.
     """
-    started = time.monotonic()
-    say = told or (lambda sentence: None)
-    open_cells = [cell for cell in grid.cells if not _is_finished(grid, cell)]  # files of others are refused first
-    ended = Ended(len(open_cells), None, False)
+    start = time.monotonic()
+    unfinished = [cell for cell in grid.cells if not _is_finished(grid, cell)]  # raises for files of other recipes
+    status = GridStatus(len(unfinished), None, False)
 
-    def tidy(cell: Cell) -> None:
+    def clean_up(cell: Cell) -> None:
         if not keep_runs:
             shutil.rmtree(grid.run(cell), ignore_errors=True)
 
     try:
-        with _signals_raised(), _marked(grid):
+        with _stop_signals_raised(), _marker(grid):
             for cell in grid.cells:
-                if cell not in open_cells:
-                    tidy(cell)  # one may have been finished, and the command killed before it came to this
-            for cell in open_cells:
-                needed = _seconds_needed(grid, cell, origin)
-                if limit_s is not None and needed is not None:
-                    left_s = limit_s - (time.monotonic() - started)
-                    if needed > left_s:
-                        say(f"{cell.name} takes about {needed:.0f} s, and {max(0, left_s):.0f} s are left")
-                        return ended._replace(out_of_time=True)
-                say(f"{cell.name}: {ended.left} of {len(grid.cells)} cells are left")
-                _finish(grid, cell, device, origin, progress)
-                tidy(cell)
-                ended = ended._replace(left=ended.left - 1)
+                if cell not in unfinished:
+                    clean_up(cell)  # an earlier command may have been killed before it did
+            for cell in unfinished:
+                needed_s = _estimate_seconds(grid, cell, origin)
+                if limit_s is not None and needed_s is not None:
+                    left_s = limit_s - (time.monotonic() - start)
+                    if needed_s > left_s:
+                        log(f"{cell.name} takes about {needed_s:.0f} s, and {max(0, left_s):.0f} s are left")
+                        return status._replace(out_of_time=True)
+                log(f"{cell.name}: {status.left} of {len(grid.cells)} cells are left")
+                _run_cell(grid, cell, device, origin, progress)
+                clean_up(cell)
+                status = status._replace(left=status.left - 1)
     except StopSignalError as stop:
-        return ended._replace(signal=stop.number)
-    return ended
+        return status._replace(signal=stop.number)
+    return status
 
 
-def score_of(record: Mapping[str, Any], manner: Manner) -> dict[str, Any] | None:
-    """What a cell was scored with in one manner; None where it was not."""
+def score_of(record: Mapping[str, Any], protocol: Manner) -> dict[str, Any] | None:
+    """Return the scores of a cell for a protocol, or None."""
     for score in record["scores"]:
-        if Manner(score["split"], tuple(score["scales"]), score["flip"]) == manner:
+        if Manner(score["split"], tuple(score["scales"]), score["flip"]) == protocol:
             found: dict[str, Any] = score
             return found
     return None
 
 
 def read_cell(path: Path) -> dict[str, Any] | None:
-    """What the file of a finished cell says; None where there is none."""
+    """Return the content of a cell's file, or None if it does not exist."""
     if not path.is_file():
         return None
     try:
-        content = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text())
         if not {"recipe", "scores", "hardware"} <= content.keys():
             raise ValueError("keys are missing")
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: not the file of a cell ({error}); remove it to run the cell again") from error
-    found: dict[str, Any] = content
-    return found
+        raise ValueError(f"{path}: not the file of a cell ({error}); delete it to run the cell again") from error
+    return content
 
 
 @contextmanager
-def _marked(grid: Grid) -> Iterator[None]:
-    """Let other commands in the same folder see this one."""
-    mark, is_new = grid.folder / f"{MARK}{os.getpid()}", not grid.folder.exists()
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch()
+def _marker(grid: Grid) -> Iterator[None]:
+    """Create a marker file that tells other commands in the same directory that this one is running."""
+    marker, is_new = grid.folder / f"{MARKER_PREFIX}{os.getpid()}", not grid.folder.exists()
+    marker.parent.mkdir(parents=True, exist_ok=True)
+    marker.touch()
     try:
         yield
     finally:
-        mark.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
         if is_new:
-            with suppress(OSError):  # there is something in it: it failed no sooner
+            with suppress(OSError):  # not empty: the grid has results
                 grid.folder.rmdir()
 
 
 def _is_alone(grid: Grid) -> bool:
-    """Whether no other command runs cells of this folder on this machine; marks of killed ones do not count."""
-    for mark in grid.folder.glob(f"{MARK}*"):
-        number = int(mark.name.removeprefix(MARK))
-        if number == os.getpid():
+    """Return whether no other command runs in this directory on this machine. Deletes markers of killed commands."""
+    for marker in grid.folder.glob(f"{MARKER_PREFIX}*"):
+        process = int(marker.name.removeprefix(MARKER_PREFIX))
+        if process == os.getpid():
             continue
         try:
-            os.kill(number, 0)  # asks whether it is there
+            os.kill(process, 0)  # signal 0 only checks that the process exists
             return False
         except ProcessLookupError:
-            mark.unlink(missing_ok=True)
-        except PermissionError:  # it is somebody else's
+            marker.unlink(missing_ok=True)
+        except PermissionError:  # a process of another user
             return False
     return True
 
 
 @contextmanager
-def _signals_raised() -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into StopSignalError, so that what is open is closed; a training takes them its way."""
+def _stop_signals_raised() -> Iterator[None]:
+    """Turn SIGTERM and Ctrl-C into StopSignalError. Training installs its own handlers."""
     owner = os.getpid()
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == owner:  # processes that read for this one inherit it
+        if os.getpid() == owner:  # worker processes inherit the handler
             raise StopSignalError(number)
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 def _is_finished(grid: Grid, cell: Cell) -> bool:
-    """Whether a cell's file is there and has every score; refused where it is of another recipe."""
+    """Return whether a cell's file has all scores. Raises ValueError if it was trained with another recipe."""
     path = grid.file(cell)
     record = read_cell(path)
     if record is None:
         return False
-    written = read_recipe(record["recipe"], path)
-    changed = {key: two for key, two in differences(written, cell.recipe).items() if key not in MAY_CHANGE}
+    trained = read_recipe(record["recipe"], path)
+    changed = {key: pair for key, pair in differences(trained, cell.recipe).items() if key not in MAY_CHANGE}
     if changed:
         listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
         raise ValueError(
-            f"{path}: the cell was trained otherwise: {listed}; give the same values, another --out, or remove the "
-            "file and its run to train it again"
+            f"{path}: the cell was trained with different settings: {listed}; use the same values, another --out, or "
+            "delete the file and its run to train it again"
         )
-    unscored = [manner for manner in cell.manners if score_of(record, manner) is None]
+    unscored = [protocol for protocol in cell.manners if score_of(record, protocol) is None]
     if unscored and not (grid.run(cell) / "model").is_dir():
-        scored = "; ".join(f"{s['split']} at {s['scales']}" for s in record["scores"])
+        scored = "; ".join(f"{score['split']} at {score['scales']}" for score in record["scores"])
         wanted = f"{unscored[0].split} at {list(unscored[0].scales)}"
         raise ValueError(
-            f"{path}: scored on {scored}, but not on {wanted}, and its model is gone from {grid.run(cell)}; ask for "
-            "what it has, or remove the file to train it again"
+            f"{path}: scored on {scored}, but not on {wanted}, and {grid.run(cell)} has no model any more; use a "
+            "protocol that it has, or delete the file to train it again"
         )
     return not unscored
 
 
-def _finish(
+def _run_cell(
     grid: Grid,
     cell: Cell,
     device: torch.device,
     origin: Mapping[str, Any],
     progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Train a cell, or go on with it, score it and write its file."""
+    """Train a cell, or resume it, score it and write its file."""
     record = read_cell(grid.file(cell)) or {**_train(grid, cell, device, progress), **origin, "scores": []}
     model = load_model(grid.run(cell)).to(device)
     record["parameters"] = sum(weight.numel() for weight in model.parameters())
-    for manner in cell.manners:
-        if score_of(record, manner) is None:
-            record["scores"].append(_scored(model, cell.recipe, manner))
-    with atomic_write(grid.file(cell)) as aside:
-        aside.write_text(json.dumps(record, indent=1) + "\n")
+    for protocol in cell.manners:
+        if score_of(record, protocol) is None:
+            record["scores"].append(_score(model, cell.recipe, protocol))
+    with atomic_write(grid.file(cell)) as temporary:
+        temporary.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Progress], None] | None) -> dict[str, Any]:
-    folder, recipe = grid.run(cell), cell.recipe
+    directory, recipe = grid.run(cell), cell.recipe
     on_gpu = device.type == "cuda"
-    gc.collect()  # of the cell before: lightning's parts hold each other
+    gc.collect()  # frees the reference cycles of the previous cell
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-    begun = checkpoints.newest_step(folder)
+    first_step = checkpoints.newest_step(directory)
     alone = _is_alone(grid)
-    started = time.perf_counter()
-    result = train(recipe, folder, resume="auto", device="cuda" if on_gpu else "cpu", progress=progress)
-    seconds = time.perf_counter() - started
+    start = time.perf_counter()
+    result = train(recipe, directory, resume="auto", device="cuda" if on_gpu else "cpu", progress=progress)
+    seconds = time.perf_counter() - start
     if not result.finished:
         raise StopSignalError(result.stopped_by or signal.SIGTERM)
-    if not (folder / REPORT).exists():
+    if not (directory / REPORT).exists():
         write_report(recipe, result, None, str(device))
-    lines = read_metrics(folder / JOURNAL)
-    speeds = [line["images_per_second"] for line in lines if "loss" in line][1:]  # the first has the warming up in it
+    lines = read_metrics(directory / METRICS)
+    speeds = [line["images_per_second"] for line in lines if "loss" in line][1:]  # without the warm-up
     return {
         "row": cell.row,
         "seed": cell.seed,
@@ -252,46 +250,49 @@ def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Pro
         "best_val_mean_iou": result.best_mean_iou,
         "best_step": result.best_step,
         "alone": alone and _is_alone(grid),
-        "training_seconds": None if begun else seconds,  # of a run that was stopped in between nobody knows
+        "training_seconds": None if first_step else seconds,  # unknown for a resumed run
         "images_per_second": statistics.median(speeds) if speeds else None,
-        "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if on_gpu and begun < recipe.steps else None,
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if on_gpu and first_step < recipe.steps else None,
     }
 
 
-def _scored(model: torch.nn.Module, recipe: Recipe, manner: Manner) -> dict[str, Any]:
-    data = open_split(recipe, manner.split)
+def _score(model: torch.nn.Module, recipe: Recipe, protocol: Manner) -> dict[str, Any]:
+    data = open_split(recipe, protocol.split)
     precision: Precision = "bf16" if recipe.precision == "bf16" else "32"
-    predictor = Predictor(model, scales=manner.scales, flip=manner.flip, precision=precision)
+    predictor = Predictor(model, scales=protocol.scales, flip=protocol.flip, precision=precision)
     scores = evaluate(predictor, data, workers=useful_workers(recipe.data.workers, len(data)))
     if not scores.confusion.any():
-        raise ValueError(f"no pixel of split {manner.split} of {recipe.data.dataset} is labelled; give another --split")
-    iou = {name: None if math.isnan(value) else value for name, value in zip(scores.classes, scores.iou, strict=True)}
+        raise ValueError(f"split {protocol.split} of {recipe.data.dataset} has no labelled pixel; use another --split")
     return {
-        "split": manner.split,
-        "scales": list(manner.scales),
-        "flip": manner.flip,
+        "split": protocol.split,
+        "scales": list(protocol.scales),
+        "flip": protocol.flip,
         "precision": precision,
         "images": scores.images,
         "mean_iou": scores.mean_iou,
         "pixel_accuracy": scores.pixel_accuracy,
         "mean_accuracy": scores.mean_accuracy,
-        "iou": iou,
+        "iou": {name: None if math.isnan(iou) else iou for name, iou in zip(scores.classes, scores.iou, strict=True)},
         "seconds": scores.seconds,
     }
 
 
-def _seconds_needed(grid: Grid, cell: Cell, origin: Mapping[str, Any]) -> float | None:
-    """How long the rest of a cell will take, by the longest of those finished on such a device: its row's, or any."""
-    taken: dict[str, float] = {}
+def _estimate_seconds(grid: Grid, cell: Cell, origin: Mapping[str, Any]) -> float | None:
+    """Estimate the remaining duration of a cell.
+
+    The estimate is the longest finished cell of the same row on the same kind of device, or of any row if that row has
+    none. None if no cell is finished.
+    """
+    seconds: dict[str, float] = {}  # by row
     for other in grid.cells:
         record = read_cell(grid.file(other))
         if record is not None and record["hardware"]["device"] == origin["hardware"]["device"]:
             training, speed = record["training_seconds"], record["images_per_second"]
             if training is None and speed is not None:
                 training = other.recipe.steps * other.recipe.batch_size / speed
-            whole = (training or 0) + sum(score["seconds"] for score in record["scores"])
-            taken[other.row] = max(whole, taken.get(other.row, 0))
-    if not taken:
+            total = (training or 0) + sum(score["seconds"] for score in record["scores"])
+            seconds[other.row] = max(total, seconds.get(other.row, 0))
+    if not seconds:
         return None
-    share = 1 - checkpoints.newest_step(grid.run(cell)) / cell.recipe.steps
-    return MARGIN * taken.get(cell.row, max(taken.values())) * max(share, 0)
+    remaining = 1 - checkpoints.newest_step(grid.run(cell)) / cell.recipe.steps
+    return SAFETY_FACTOR * seconds.get(cell.row, max(seconds.values())) * max(remaining, 0)

@@ -1,0 +1,80 @@
+"""Report of a grid of runs."""
+
+from caaseg.analysis.paired import paired_difference
+from caaseg.reproduce.report import Cost, GridReport, ReportRow, as_json, draw_grid, grid_table, markdown
+
+
+def report_row(row: str, *scores: float | None, baseline: ReportRow | None = None) -> ReportRow:
+    pairs = [] if baseline is None else [(a, b) for a, b in zip(scores, baseline.scores, strict=True) if a and b]
+    return ReportRow(
+        row=row,
+        label=f"the {row}",
+        protocol="single scale",
+        scores=scores,
+        paper=50.0,
+        paper_std=None,
+        baseline=None if baseline is None else baseline.row,
+        difference=paired_difference([a for a, _ in pairs], [b for _, b in pairs]),
+        cost=Cost(images_per_second=123.4, peak_gpu_bytes=5_000_000_000, hardware=("a GPU",)),
+        relative_time=None,
+        parameters=None,
+    )
+
+
+def test_the_report_shows_scores_differences_and_claims() -> None:
+    first = report_row("axial", 0.50, 0.60, 0.70)
+    rows = (
+        first,
+        report_row("better", 0.51, 0.61, 0.711, baseline=first),
+        report_row("worse", 0.49, 0.59, 0.689, baseline=first),
+        report_row("unclear", 0.55, 0.58, 0.75, baseline=first),
+        report_row("begun", 0.55, None, None, baseline=first),
+        report_row("none", None, None, None, baseline=first),
+    )
+    report = GridReport(
+        title="A table", notes=("A note.",), rows=rows, quoted=(("Other", 61.5),), same_data=True, missing=5
+    )
+    page = markdown(report)
+    cells = {
+        words[1].strip(): [word.strip() for word in words[2:-1]]
+        for words in (text.split("|") for text in page.splitlines())
+        if len(words) > 2
+    }
+    assert cells["the axial"] == ["60.00 ± 10.00 (n 3)", "50.00", "", "", "", "123", "5.00"]
+    assert cells["the better"][2:5] == ["to axial: +1.03", "[+0.89, +1.18]", "higher"]
+    assert cells["the worse"][2:5] == ["to axial: -1.03", "[-1.18, -0.89]", "lower"]
+    assert cells["the unclear"][4] == "no difference shown"
+    assert cells["the begun"][:5] == [
+        "55.00 (n 1 of 3)",
+        "50.00",
+        "to axial: +5.00",
+        "no interval",
+        "no difference shown",
+    ]
+    assert cells["the none"][:5] == ["not finished", "50.00", "to axial:", "not finished", ""]
+    assert cells["Other (quoted by the paper, not run here)"][:2] == ["", "61.50"]
+    assert "- 5 cells are not finished; run the same command to resume." in page
+    assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [
+        None,
+        "higher",
+        "lower",
+        "no difference shown",
+        "no difference shown",
+        None,
+    ]
+    assert as_json(report)["lines"][0]["cost"]["images_per_second"] == 123.4  # on a GPU
+    assert grid_table(report).row_count == 7
+    ours, paper = draw_grid(report).axes
+    assert len(ours.containers) == 5  # the unfinished row has no marker
+    assert len(paper.containers) == 6
+
+
+def test_speeds_come_from_cells_that_were_alone() -> None:
+    record = {"images_per_second": 10.0, "peak_gpu_bytes": 5, "hardware": {"device": "one"}}
+    cost = Cost.of([{**record, "alone": True}, {**record, "alone": False, "images_per_second": 4.0}, None])
+    assert cost is not None
+    assert cost.images_per_second == 10
+    cost = Cost.of([{**record, "alone": False}])
+    assert cost is not None
+    assert cost.images_per_second is None
+    assert Cost.of([None]) is None
