@@ -26,7 +26,7 @@ import torch
 from caaseg.api import REPORT, write_report
 from caaseg.config import Recipe
 from caaseg.data.loader import useful_workers
-from caaseg.evaluation.evaluate import evaluate
+from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
 from caaseg.models.predictor import Precision, Predictor
@@ -214,17 +214,23 @@ def _run_cell(
     progress: Callable[[Progress], None] | None,
 ) -> None:
     """Train a cell, or resume it, score it and write its file."""
-    record = read_cell(grid.file(cell)) or {**_train(grid, cell, device, progress), **origin, "scores": []}
+    record, evaluation = read_cell(grid.file(cell)), None
+    if record is None:
+        trained, evaluation = _train(grid, cell, device, progress)
+        record = {**trained, **origin, "scores": []}
     model = load_model(grid.run(cell)).to(device)
     record["parameters"] = sum(weight.numel() for weight in model.parameters())
     for protocol in cell.manners:
         if score_of(record, protocol) is None:
-            record["scores"].append(_score(model, cell.recipe, protocol))
+            record["scores"].append(_score(model, cell.recipe, protocol, evaluation))
     with atomic_write(grid.file(cell)) as temporary:
         temporary.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Progress], None] | None) -> dict[str, Any]:
+def _train(
+    grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Progress], None] | None
+) -> tuple[dict[str, Any], Evaluation | None]:
+    """Train a cell. Return its record without scores, and the validation of the final model if it was trained now."""
     directory, recipe = grid.run(cell), cell.recipe
     on_gpu = device.type == "cuda"
     gc.collect()  # frees the reference cycles of the previous cell
@@ -242,7 +248,7 @@ def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Pro
         write_report(recipe, result, None, str(device))
     lines = read_metrics(directory / METRICS)
     speeds = [line["images_per_second"] for line in lines if "loss" in line][1:]  # without the warm-up
-    return {
+    record = {
         "row": cell.row,
         "seed": cell.seed,
         "recipe": plain_recipe(recipe),
@@ -254,13 +260,18 @@ def _train(grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Pro
         "images_per_second": statistics.median(speeds) if speeds else None,
         "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if on_gpu and first_step < recipe.steps else None,
     }
+    return record, result.evaluation
 
 
-def _score(model: torch.nn.Module, recipe: Recipe, protocol: Manner) -> dict[str, Any]:
-    data = open_split(recipe, protocol.split)
-    precision: Precision = "bf16" if recipe.precision == "bf16" else "32"
-    predictor = Predictor(model, scales=protocol.scales, flip=protocol.flip, precision=precision)
-    scores = evaluate(predictor, data, workers=useful_workers(recipe.data.workers, len(data)))
+def _score(model: torch.nn.Module, recipe: Recipe, protocol: Manner, validation: Evaluation | None) -> dict[str, Any]:
+    """Score a model. The last validation of its training is reused if the protocol is the same."""
+    precision: Precision = "32" if recipe.precision == "32" else "bf16"
+    if validation is not None and protocol == Manner(recipe.data.val_split, (1.0,), False):
+        scores = validation
+    else:
+        data = open_split(recipe, protocol.split)
+        predictor = Predictor(model, scales=protocol.scales, flip=protocol.flip, precision=precision)
+        scores = evaluate(predictor, data, workers=useful_workers(recipe.data.workers, len(data)))
     if not scores.confusion.any():
         raise ValueError(f"split {protocol.split} of {recipe.data.dataset} has no labelled pixel; use another --split")
     return {
