@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 # Largest error against float64, in multiples of the error of the factorised form. With the few draws that the slow
-# interpreter allows, chance alone gives 1.7. It also truncates bfloat16 where a GPU rounds.
+# interpreter allows, random variation gives 1.7. It also truncates bfloat16 where a GPU rounds.
 LIMITS = {
     torch.float32: 2.0 if INTERPRETED else 1.5,
     torch.float16: 2.0 if INTERPRETED else 1.5,
@@ -78,11 +78,11 @@ def errors(ours: list[Tensor], exact: list[Tensor]) -> list[float]:
     return [float((a.double() - b).norm() / b.norm().clamp(min=1e-12)) for a, b in zip(ours, exact, strict=True)]
 
 
-def widened(
+def to_float64(
     maps: list[Tensor], gates: list[ChannelGate], cotangent: Tensor
 ) -> tuple[list[Tensor], list[ChannelGate], Tensor]:
-    wide = [m.detach().double().requires_grad_() for m in maps]
-    return wide, [copy.deepcopy(gate).double() for gate in gates], cotangent.double()
+    maps64 = [m.detach().double().requires_grad_() for m in maps]
+    return maps64, [copy.deepcopy(gate).double() for gate in gates], cotangent.double()
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -92,7 +92,7 @@ def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple
     squares, batch = [], max(1, min(16, 64 // (size[0] * size[1])))
     for _ in range(DRAWS):
         problem = draw(size, dtype, batch=batch)
-        exact = results(*widened(*problem), "factorised", (True, True))
+        exact = results(*to_float64(*problem), "factorised", (True, True))
         both = [errors(results(*problem, form, (True, True)), exact) for form in IMPLEMENTATIONS]
         squares.append(torch.tensor(both) ** 2)
     ours, factorised = torch.stack(squares).mean(0).sqrt()
@@ -119,7 +119,7 @@ def test_larger_maps_are_as_accurate_as_the_factorised_form(size: tuple[int, int
 @pytest.mark.parametrize("gated", [(False, False), (True, False), (False, True)], ids=str)
 def test_each_gate_is_optional(gated: tuple[bool, bool]) -> None:
     problem = draw((4, 6), torch.float32, batch=2)
-    exact = results(*widened(*problem), "factorised", gated)
+    exact = results(*to_float64(*problem), "factorised", gated)
     assert max(errors(results(*problem, "fused", gated), exact)) < 2e-6
 
 
@@ -183,8 +183,8 @@ def test_second_derivatives_raise_an_error() -> None:
 
 def test_a_gate_too_wide_for_the_kernel_is_called_as_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate_kernels, "gate_mlp", None)
-    narrow, wide = torch.bfloat16, torch.float32
-    for width, dtype, weight_dtype in ((129, wide, wide), (257, narrow, narrow), (129, narrow, wide)):
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for width, dtype, weight_dtype in ((129, fp32, fp32), (257, bf16, bf16), (129, bf16, fp32)):
         gate = ChannelGate(20, width=width).to(DEVICE, weight_dtype)
         pooled = torch.randn(2, 7, 20, device=DEVICE, dtype=dtype)
         with torch.no_grad(), torch.autocast(DEVICE, dtype, enabled=dtype != weight_dtype):

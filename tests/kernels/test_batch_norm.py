@@ -59,27 +59,29 @@ def test_result_gradients_and_statistics_equal_those_of_float64(
     shape: tuple[int, int, int, int], dtype: torch.dtype, with_residual: bool, relu: bool
 ) -> None:
     norm = random_norm(shape[1])
-    wide, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    reference, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     convert_batch_norm(fused, relu=relu)
     # A mean far from zero, where a difference of sums of squares would cancel.
     inputs = [draw(shape, dtype, 2, 30), draw(shape, dtype)][: 1 + with_residual]
     cotangent = draw(shape, dtype)
     found = run(fused, inputs, cotangent, relu)
-    own = run(copy.deepcopy(norm), inputs, cotangent, relu)
-    expected = run(wide, [tensor.double() for tensor in inputs], cotangent.double(), relu)
-    for ours, torchs, exact in zip(found, own, expected, strict=True):
+    plain = run(copy.deepcopy(norm), inputs, cotangent, relu)
+    expected = run(reference, [tensor.double() for tensor in inputs], cotangent.double(), relu)
+    for ours, torchs, exact in zip(found, plain, expected, strict=True):
         ours_off, torchs_off = ((one.double() - exact).norm() / exact.norm() for one in (ours, torchs))
         assert ours_off < max(2 * torchs_off, 1e-5 if dtype == torch.float32 else 2e-2)
         assert ours.dtype == torchs.dtype
     assert found[0].is_contiguous(memory_format=torch.channels_last)
     for name in ("running_mean", "running_var", "num_batches_tracked"):
-        torch.testing.assert_close(getattr(fused, name).double(), getattr(wide, name).double(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            getattr(fused, name).double(), getattr(reference, name).double(), rtol=1e-5, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("relu", [True, False])
 def test_gradients_of_a_duplicated_result_are_summed(relu: bool) -> None:
     norm = random_norm(20)
-    wide, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    reference, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     convert_batch_norm(fused, relu=relu)
     inputs = [draw((2, 20, 5, 7)).requires_grad_() for _ in range(2)]
     cotangents = [draw((2, 20, 5, 7)) for _ in range(2)]
@@ -87,7 +89,7 @@ def test_gradients_of_a_duplicated_result_are_summed(relu: bool) -> None:
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
     found = torch.autograd.grad(results, [*inputs, *fused.parameters()], cotangents)
     exact = [tensor.detach().double() for tensor in inputs]
-    expected = run(wide, exact, sum(cotangents[1:], cotangents[0]).double(), relu)
+    expected = run(reference, exact, sum(cotangents[1:], cotangents[0]).double(), relu)
     for ours, theirs in zip([results[0], *found], expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
@@ -117,10 +119,10 @@ def test_many_partial_sums_are_merged_in_several_iterations(monkeypatch: pytest.
     inputs, cotangent = [draw((2, 16, 24, 25), scale=2, mean=3)], draw((2, 16, 24, 25))
     assert kernels.Layout(inputs[0]).sums_grid[0] > 256
     norm = random_norm(16)
-    wide, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
+    reference, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     convert_batch_norm(fused, relu=True)
     found = run(fused, inputs, cotangent, True)
-    expected = run(wide, [inputs[0].double()], cotangent.double(), True)
+    expected = run(reference, [inputs[0].double()], cotangent.double(), True)
     torch.testing.assert_close([one.double() for one in found], expected, rtol=1e-4, atol=1e-4)
 
 

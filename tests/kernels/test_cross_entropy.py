@@ -46,12 +46,12 @@ def compare(classes: int, coarse: tuple[int, int], fine: tuple[int, int], weight
     loss = upsampled_cross_entropy(logits, labels, weights, ignore_index=IGNORE)
     (gradient,) = torch.autograd.grad(0.3 * loss, logits)
 
-    wide = logits.detach().double().requires_grad_()
-    rows = resize(wide, fine).movedim(1, -1).flatten(0, -2)
+    reference = logits.detach().double().requires_grad_()
+    rows = resize(reference, fine).movedim(1, -1).flatten(0, -2)
     factors = None if weights is None else weights.double()
     targets = labels.flatten().long()
     expected = cross_entropy(rows, targets, weight=factors, ignore_index=IGNORE, reduction="sum")
-    (expected_gradient,) = torch.autograd.grad(0.3 * expected, wide)
+    (expected_gradient,) = torch.autograd.grad(0.3 * expected, reference)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-4, atol=1e-5)
 
