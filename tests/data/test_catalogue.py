@@ -62,7 +62,7 @@ def test_missing_files_are_reported_when_a_dataset_is_opened(tmp_path: Path) -> 
         open_dataset("camvid", tmp_path, "val")
 
 
-def test_an_unknown_name_is_said_with_the_known_ones() -> None:
+def test_an_unknown_name_is_reported_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="no dataset is called 'ade20k'; expected any of pascal_context, "):
         open_dataset("ade20k", Path(), "train")
 
@@ -91,7 +91,7 @@ def test_several_splits_open_as_one(tmp_path: Path) -> None:
 
 
 class WithoutPalette:
-    """A dataset of a user who does not care about colors."""
+    """A user-defined dataset without colors."""
 
     classes: tuple[str, ...] = Scenes.classes
 

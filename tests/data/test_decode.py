@@ -86,10 +86,10 @@ def test_transparency_is_dropped(tmp_path: Path, mode: str) -> None:
 
 def test_sixteen_bits_keep_the_high_byte(tmp_path: Path) -> None:
     values = np.arange(12 * 16, dtype=np.uint16).reshape(12, 16) * 300
-    Image.fromarray(values).save(tmp_path / "grey.png")
-    np.testing.assert_array_equal(as_array(tmp_path / "grey.png"), np.stack([values >> 8] * 3, axis=2))
-    Image.fromarray(values).save(tmp_path / "grey.tif")
-    np.testing.assert_array_equal(as_array(tmp_path / "grey.tif"), np.stack([values >> 8] * 3, axis=2))
+    Image.fromarray(values).save(tmp_path / "gray.png")
+    np.testing.assert_array_equal(as_array(tmp_path / "gray.png"), np.stack([values >> 8] * 3, axis=2))
+    Image.fromarray(values).save(tmp_path / "gray.tif")
+    np.testing.assert_array_equal(as_array(tmp_path / "gray.tif"), np.stack([values >> 8] * 3, axis=2))
     (tmp_path / "rgb.png").write_bytes(png([bytes([200, 1, 100, 1, 50, 1])], 1, depth=16, kind=2))
     assert as_array(tmp_path / "rgb.png").tolist() == [[[200, 100, 50]]]
 
@@ -163,9 +163,9 @@ def test_the_limit_can_be_raised_above_pillow_s(tmp_path: Path, monkeypatch: pyt
 def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
     make_image(5, 40, 60).save(path)
-    whole = path.read_bytes()
+    content = path.read_bytes()
     for share in (0, 0.01, 0.3, 0.6, 0.9):
-        path.write_bytes(whole[: int(len(whole) * share)])
+        path.write_bytes(content[: int(len(content) * share)])
         with pytest.raises(BadFileError, match=re.escape(f"{path}: ")):
             read_image(path)
 
@@ -247,9 +247,9 @@ def test_masks_of_the_wrong_kind_are_refused_by_name(tmp_path: Path) -> None:
     make_image(1).save(tmp_path / "rgb.png")
     with pytest.raises(BadFileError, match=r"rgb\.png: a mask of mode RGB; expected one channel.*color of each class"):
         read_mask(tmp_path / "rgb.png")
-    make_image(1).convert("L").save(tmp_path / "grey.png")
-    with pytest.raises(BadFileError, match=r"grey\.png: a mask of mode L; expected RGB or a palette"):
-        read_color_mask(tmp_path / "grey.png")
+    make_image(1).convert("L").save(tmp_path / "gray.png")
+    with pytest.raises(BadFileError, match=r"gray\.png: a mask of mode L; expected RGB or a palette"):
+        read_color_mask(tmp_path / "gray.png")
     make_image(1).convert("L").save(tmp_path / "lossy.jpg")
     with pytest.raises(BadFileError, match=r"lossy\.jpg: not a mask in any of PNG, BMP, TIFF"):
         read_mask(tmp_path / "lossy.jpg")

@@ -1,4 +1,4 @@
-"""Tables from raw values and colors to class ids."""
+"""Lookup tables from stored values and colors to class ids."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from caaseg.data.sample import IGNORE, BadFileError
 HERE = Path("mask.png")
 
 
-def test_narrow_and_wide_values_go_through_the_same_table() -> None:
+def test_8_bit_and_wider_values_use_the_same_table() -> None:
     table = LabelTable({0: IGNORE, 3: 0, 300: 1})
     narrow = np.array([[0, 3], [3, 0]], dtype=np.uint8)
     wide = np.array([[0, 3], [300, 0]], dtype=np.uint16)
@@ -31,13 +31,13 @@ def test_a_value_outside_the_table_is_an_error_with_file_and_values(dtype: type[
         LabelTable({0: 0, 1: 1, 2: 2, 11: IGNORE}).apply(raw, HERE)
 
 
-def test_negative_and_huge_values_are_outside_too() -> None:
+def test_negative_and_huge_values_are_outside_the_table() -> None:
     raw = np.array([[-1, 70_000, *range(10, 20)]], dtype=np.int32)
     with pytest.raises(BadFileError, match=r"label values -1, 10, 11, 12, 13, 14, 15, 16 and 4 more are outside"):
         LabelTable({0: 0}).apply(raw, HERE)
 
 
-def test_ids_can_be_written_to_and_do_not_touch_the_raw_values() -> None:
+def test_ids_are_a_writable_copy() -> None:
     raw = np.zeros((2, 2), dtype=np.uint8)
     ids = LabelTable({0: 5}).apply(raw, HERE)
     ids[0, 0] = 9
@@ -53,7 +53,7 @@ def test_colors_become_ids_and_others_are_named(tmp_path: Path) -> None:
         ColorTable({(1, 2, 3): 0, (0, 0, 0): IGNORE}).read(tmp_path / "m.png")
 
 
-def test_made_colors_are_distinct_and_never_black() -> None:
+def test_default_colors_are_distinct_and_never_black() -> None:
     colors = distinct_colors(254)
     assert len(set(colors)) == 254
     assert (0, 0, 0) not in colors
@@ -69,7 +69,7 @@ def test_made_colors_are_distinct_and_never_black() -> None:
         ("camvid", 11, (0, "Sky"), (10, "Bicyclist")),
     ],
 )
-def test_shipped_tables_are_whole(dataset: str, number: int, first: tuple[int, str], last: tuple[int, str]) -> None:
+def test_shipped_tables_are_complete(dataset: str, number: int, first: tuple[int, str], last: tuple[int, str]) -> None:
     classes = load_class_table(dataset)
     assert len(classes.values) == len(set(classes.values)) == number
     assert len(set(classes.names)) == len(set(classes.palette)) == number

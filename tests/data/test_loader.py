@@ -100,8 +100,8 @@ def test_samples_are_the_same_with_spawned_workers(expected: list[Batch]) -> Non
     multiprocessing.set_start_method("spawn", force=True)
     try:
         assert_same(first(training(seed=5, workers=2), 9), expected)
-        whole = Scenes("val", length=3, size=(64, 64))
-        assert_same(list(EvaluationLoader(whole, workers=1)), list(EvaluationLoader(whole)))
+        scenes = Scenes("val", length=3, size=(64, 64))
+        assert_same(list(EvaluationLoader(scenes, workers=1)), list(EvaluationLoader(scenes)))
     finally:
         multiprocessing.set_start_method(before, force=True)
 
@@ -154,14 +154,14 @@ def test_every_epoch_of_the_order_has_each_sample_once(length: int, batch_size: 
 def test_evaluation_loads_each_sample_once(length: int, batch_size: int, ranks: int, padding: bool) -> None:
     dataset = Scenes("val", length=length, size=(64, 64))
     pad_to = (66, 70) if padding else None
-    seen: Counter[str] = Counter()
+    loaded: Counter[str] = Counter()
     for rank in range(ranks):
         loader = EvaluationLoader(dataset, batch_size=batch_size, pad_to=pad_to, rank=rank, ranks=ranks)
         batches = list(loader)
         assert len(batches) == len(loader)
         assert all(batch.labels.shape[1:] == (pad_to or (64, 64)) for batch in batches)
-        seen.update(name for batch in batches for name in batch.names)
-    assert seen == Counter({dataset[index].name: 1 for index in range(length)})
+        loaded.update(name for batch in batches for name in batch.names)
+    assert loaded == Counter({dataset[index].name: 1 for index in range(length)})
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -206,8 +206,8 @@ def test_skipped_files_are_replaced_alike_and_logged_once(caplog: pytest.LogCapt
     assert_same(concatenated(shares), runs[0])
 
     # Readable samples are unchanged.
-    whole = first(training(dataset=Damaged(10, set())), 9)
-    for batch, other in zip(runs[0], whole, strict=True):
+    undamaged = first(training(dataset=Damaged(10, set())), 9)
+    for batch, other in zip(runs[0], undamaged, strict=True):
         for k, name in enumerate(other.names):
             replaced = name in ("train-0-000003", "train-0-000007")
             assert (batch.names[k] != name) == replaced

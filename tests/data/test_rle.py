@@ -1,4 +1,4 @@
-"""Run lengths against COCO's own strings and against the definition, slowly."""
+"""Run-length decoding agrees with strings of pycocotools and with the definition."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ SCATTERED += [[1, 1, 0, 0, 1]]
 BLOCK = "e<i0?000000000000000000\\OC==CC==CC==CC==CC==7000000000000000000000000000000000000000000000000[<"
 
 
-def test_the_strings_of_pycocotools_are_understood() -> None:
+def test_strings_of_pycocotools_are_decoded() -> None:
     assert decode_rle("011000011O00O01041K00O10", 7, 5).astype(int).tolist() == SCATTERED
     block = np.zeros((40, 60), dtype=bool)
     block[5:30, 10:50] = True
@@ -30,12 +30,12 @@ def test_the_strings_of_pycocotools_are_understood() -> None:
     seed=st.integers(0, 2**31),
     density=st.sampled_from([0, 0.03, 1]),
 )
-def test_decoding_undoes_encoding(height: int, width: int, seed: int, density: float) -> None:
+def test_decoding_inverts_encoding(height: int, width: int, seed: int, density: float) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < density
     np.testing.assert_array_equal(decode_rle(encode_rle(mask), height, width), mask)
 
 
-def test_plain_run_lengths_are_read_too() -> None:
+def test_uncompressed_run_lengths_are_decoded() -> None:
     assert decode_rle([1, 2, 3], 2, 3).tolist() == [[False, True, False], [True, False, False]]
 
 
@@ -58,6 +58,6 @@ def test_any_other_text_is_a_value_error(counts: str, height: int, width: int) -
         ("o" * 14 + "0", "more than 60 bits"),
     ],
 )
-def test_what_is_wrong_is_said(counts: str, message: str) -> None:
+def test_invalid_run_lengths_are_refused(counts: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_rle(counts, 2, 2)

@@ -70,11 +70,11 @@ def test_augmentation_is_the_scaled_image_cropped(
     assert name == "noise"
 
     scale = max(scale, int(np.ceil(UNIT / min(height, width))))  # at least one pixel remains
-    (top, above, rows, down_scale), (left, beside, columns, right_scale) = (
+    (top, top_padding, rows, down_scale), (left, left_padding, columns, right_scale) = (
         axis_window(length, size, scale, position)
         for length, size, position in ((height, crop[0], down), (width, crop[1], right))
     )
-    shown = (slice(above, above + rows), slice(beside, beside + columns))
+    shown = (slice(top_padding, top_padding + rows), slice(left_padding, left_padding + columns))
 
     vertical = filtering(height, top, rows, down_scale)
     horizontal = filtering(width, left, columns, right_scale)
@@ -86,7 +86,7 @@ def test_augmentation_is_the_scaled_image_cropped(
     for i in range(rows):
         for j in range(columns):
             source = sample.label[floor(top + (i + 0.5) / down_scale), floor(left + (j + 0.5) / right_scale)]
-            assert label[above + i, beside + j] == source
+            assert label[top_padding + i, left_padding + j] == source
 
     beyond = torch.ones(crop, dtype=torch.bool)
     beyond[shown] = False

@@ -4,6 +4,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,12 +89,7 @@ def _walk(directory: Path, exclude: Sequence[Path], errors: list[str]) -> Iterat
 
 def _before_pattern(path: Path) -> Path:
     """Return the directories of a pattern before its first wildcard."""
-    plain: list[str] = []
-    for part in path.parts:
-        if glob.has_magic(part):
-            break
-        plain.append(part)
-    return Path(*plain)
+    return Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
 
 
 def _absolute(path: Path) -> str:

@@ -46,9 +46,9 @@ class LabelTable:
             ids = np.where(in_range, self._ids[np.where(in_range, values, 0)], np.uint8(_UNKNOWN))
         unknown = ids == _UNKNOWN
         if unknown.any():
+            found, expected = abbreviate(np.unique(values[unknown]).tolist()), _ranges(self._known)
             raise BadFileError(
-                f"{path}: label values {abbreviate(np.unique(values[unknown]).tolist())} are outside the table; "
-                f"expected {_ranges(self._known)}; {self._advice}"
+                f"{path}: label values {found} are outside the table; expected {expected}; {self._advice}"
             )
         return ids
 

@@ -65,8 +65,8 @@ def test_missing_files_are_found(tmp_path: Path) -> None:
 def test_damaged_matlab_files_are_named(tmp_path: Path) -> None:
     trees.coco_stuff_10k(tmp_path)
     path = tmp_path / "annotations" / "COCO_train2014_000000000030.mat"
-    whole = path.read_bytes()
-    for content in (b"", b"nothing of the kind", whole[: len(whole) // 2], b"\0" * 200, whole[:128]):
+    valid = path.read_bytes()
+    for content in (b"", b"nothing of the kind", valid[: len(valid) // 2], b"\0" * 200, valid[:128]):
         path.write_bytes(content)
         with pytest.raises(BadFileError, match=r"000000000030\.mat: (cannot be read as a MATLAB file|no matrix 'S')"):
             prepared_10k(tmp_path)

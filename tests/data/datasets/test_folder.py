@@ -173,15 +173,15 @@ def test_black_and_white_masks_are_two_classes_and_it_is_logged(
 @pytest.mark.parametrize("classes", [None, "classes: {background: 0, foreground: 255}"])
 def test_black_and_white_in_colors_is_read_as_in_gray(tmp_path: Path, modes: list[str], classes: str | None) -> None:
     make(tmp_path, 0, 255, classes=classes)
-    grey = Folder(tmp_path, "train")
-    labels = [grey[k].label for k in range(len(grey))]
+    gray = Folder(tmp_path, "train")
+    labels = [gray[k].label for k in range(len(gray))]
     for k, name in enumerate(NAMES):
         path = tmp_path / "masks" / f"{name}.png"
         with Image.open(path) as mask:
             mask.convert(modes[k % len(modes)]).save(path)
     colored = Folder(tmp_path, "train")
-    assert colored.classes == grey.classes == ("background", "foreground")
-    assert colored.palette == grey.palette
+    assert colored.classes == gray.classes == ("background", "foreground")
+    assert colored.palette == gray.palette
     read_label = pickle.loads(pickle.dumps(colored.read_label))  # as spawned workers get it
     for k, pair in enumerate(colored.pairs):
         assert colored[k].label.equal(labels[k])

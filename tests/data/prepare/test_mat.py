@@ -66,7 +66,7 @@ def test_invalid_files_and_missing_variables_are_reported(tmp_path: Path) -> Non
     savemat(path, {"other": np.ones((2, 2), dtype=np.uint8)})
     with pytest.raises(BadFileError, match=r"a\.mat: no matrix 'S'; expected"):
         read_mat(path, "S")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-3])
+    content = path.read_bytes()
+    path.write_bytes(content[:-3])
     with pytest.raises(BadFileError, match=r"a\.mat: cannot be read as a MATLAB file \(truncated\)"):
         read_mat(path, "other")

@@ -110,8 +110,8 @@ def test_a_zip_with_a_link_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0, 0.3, 0.6])
 def test_a_damaged_archive_leaves_nothing(tmp_path: Path, name: str, share: float) -> None:
     path = made(tmp_path, name, GOOD)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * share)])
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * share)])
     with pytest.raises(BadFileError, match=rf"{name}: (damaged|does not contain top/)"):
         unpack(path, targets(tmp_path), trees.no_progress)
     assert everything_in(tmp_path) == [name]

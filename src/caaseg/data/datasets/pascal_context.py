@@ -179,7 +179,7 @@ INFO = DatasetInfo(
 )
 INFO_60 = replace(
     INFO,
-    title="PASCAL Context, background evaluated",
+    title="PASCAL Context, background scored",
     open=partial(PascalContext, protocol=60),
     classes=CLASSES_60,
     palette=PALETTE_60,
