@@ -69,7 +69,7 @@ def test_a_click_is_a_pixel_of_the_image_however_it_is_drawn() -> None:
     [
         ("caa", True, True, True, "along the column"),
         ("axial_se", True, True, False, "along the column"),
-        ("channelized_self_attention", False, True, True, "to every place at once"),
+        ("channelized_self_attention", False, True, True, "the whole image at once"),
         ("fcn", False, False, False, "An FCN head has no attention."),
         ("danet", False, False, False, "A DANet head has no attention along columns and rows."),
     ],

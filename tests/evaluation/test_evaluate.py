@@ -201,10 +201,10 @@ def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, caps
     assert "boundary IoU" in printed
     assert "CamVid, SegNet split (camvid, 11 classes), val: 2 images" in printed
     assert "scales 0.5, 1, with flipped images, windows of 9 x 9 with an overlap of 33%, logits averaged" in printed
-    assert "output stride 16, 32 bits" in printed
+    assert "output stride 16, float32" in printed
     assert re.search(r"mean IoU \d+\.\d\d, pixel accuracy \d+\.\d\d, mean accuracy \d+\.\d\d, mean boundary", printed)
     assert "a class that occurs in neither labels nor predictions has no IoU" in printed
-    assert re.search(r"without accuracy (?!none).*Pole", printed)  # the tree has classes 0, 5 and 10 alone
+    assert re.search(r"without accuracy: (?!none).*Pole", printed)  # the tree has classes 0, 5 and 10 alone
     assert "names its classes otherwise" not in printed
 
 
@@ -218,7 +218,7 @@ def test_the_page_has_scores_confusions_and_images(
     assert "<h1>model</h1>" in text
     assert "CamVid, SegNet split (camvid, 11 classes), train: 3 images; scale 1, no flips" in text
     assert text.count('<td class="bar">') == 11
-    assert "What is taken for what" in text
+    assert "Confusion matrix" in text
     assert text.count('<div class="case">') == 3  # two of the best, one of the worst
     assert "http" not in re.sub(r"data:[^\"]*|http://www.w3.org[^\"]*", "", text)  # it needs no network
 

@@ -10,13 +10,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from scipy import stats
 
-import caaseg.cli.reproduce as command
 from caaseg.cli import main
 from caaseg.reproduce import runner
 from caaseg.training.loop import Progress
@@ -208,7 +208,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
     words += ["--out", str(tmp_path / "grid"), "--validate_every", "100"]
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
-        patch.setattr(command, "training_bars", signalling)
+        patch.setattr(import_module("caaseg.cli.reproduce"), "training_bars", signalling)
         assert main(words) == 128 + number
     assert signal.getsignal(number) == before
     assert "stopped: 1 of 1 cells are left; the same command goes on" in capsys.readouterr().out
@@ -230,8 +230,11 @@ def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
 ) -> None:
     directory = tmp_path / "shared"
     words = [*TABLE2, "--seeds", "1", "--out", str(directory)]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
     commands = [
-        subprocess.Popen([sys.executable, "-m", "caaseg", *words, "--rows", row], stdout=subprocess.DEVNULL)
+        subprocess.Popen(
+            [sys.executable, "-m", "caaseg", *words, "--rows", row], stdout=subprocess.DEVNULL, env=one_thread
+        )
         for row in ("axial", "caa")
     ]
     assert [command.wait() for command in commands] == [0, 0]

@@ -90,8 +90,10 @@ def paper_rows() -> tuple[PaperRow, ...]:
     head = by_module["Segmenter"] - by_module["Segmenter.backbone"]
     names = [name for name, module in danet.head.named_modules() if isinstance(module, nn.Conv2d)]
     convolutions = sum(by_module[f"Segmenter.head.{name}"] for name in names)
-    counted = f"{convolutions / GIGA:.2f}G of ours"
-    note = f"the paper's count is close to the convolutions without the attention products: {counted}"
+    note = (
+        "the paper's count is close to that of the convolutions alone, without the attention products: "
+        f"{convolutions / GIGA:.2f}G of ours"
+    )
     rows.append(PaperRow("4", "DANet head, stride 8", head, 101.25 * GIGA, note))
     for layers, width, published in (
         (1, 128, 0.00024),
