@@ -9,11 +9,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from timm.models import FeatureDictNet
-from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from caaseg.kernels import HAS_TRITON
+from caaseg.models.backbones import BasicBlock, Bottleneck, FeatureDictNet
 
 PROGRAMS = 264  # that add up, two for a multiprocessor of a large GPU
 ELEMENTS = 4096  # of a map, that a program has at a time
