@@ -227,5 +227,5 @@ def test_image_gates_are_the_gates_of_the_block() -> None:
 
 @pytest.mark.parametrize("head", ["fcn", "axial", "self_attention", "channelized_self_attention"])
 def test_a_head_with_nothing_to_study_is_refused(head: str) -> None:
-    with pytest.raises(ValueError, match=rf"head is {head}, .* expected danet, axial_se \(branches\) or caa \(gates\)"):
+    with pytest.raises(ValueError, match=rf"head is {head}, .* expected axial_se, danet \(branches\) or caa \(gates\)"):
         check_head(build_model(head))

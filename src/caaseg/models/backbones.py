@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from caaseg.config import OutputStride, ResNetVariant
 from caaseg.torchvision_compat import declare_missing_operators
 
-declare_missing_operators()  # timm imports torchvision
+declare_missing_operators()  # timm imports torchvision: import its classes from this module
 
 import timm  # noqa: E402
-from timm.models import FeatureDictNet  # noqa: E402
+from timm.models import FeatureDictNet as FeatureDictNet  # noqa: E402
 from timm.models.efficientnet import EfficientNetFeatures  # noqa: E402
 from timm.models.mobilenetv3 import MobileNetV3Features  # noqa: E402
-from timm.models.resnet import BasicBlock, Bottleneck  # noqa: E402
+from timm.models.resnet import BasicBlock as BasicBlock  # noqa: E402
+from timm.models.resnet import Bottleneck as Bottleneck  # noqa: E402
 
 FINE_STRIDE = 4  # of the feature map that the simple decoder reads, and of the first stage
 

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from caaseg.models.backbones import BasicBlock, Bottleneck
 from caaseg.models.fused_norm import has_fused_batch_norm
 from caaseg.models.segmenter import Segmenter
 

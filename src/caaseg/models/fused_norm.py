@@ -4,11 +4,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from timm.models import FeatureDictNet
-from timm.models.resnet import BasicBlock, Bottleneck
 from torch import Tensor, nn
 
 from caaseg.kernels import DTYPES, HAS_TRITON
+from caaseg.models.backbones import BasicBlock, Bottleneck, FeatureDictNet
 
 
 def fuse_batch_norm(model: nn.Module) -> None:

@@ -118,8 +118,9 @@ class Segmenter(nn.Module, HubModel):
             )
         backbone = None if timm else copy.deepcopy(self.backbone)
         model = Segmenter(self.config.replace(**changes), head=type(self.head), backbone=backbone)
+        model.to(self.classifier.weight)  # its device and dtype
         model.load_state_dict(self.state_dict())
-        return model.to(self.classifier.weight).train(self.training)
+        return model.train(self.training)
 
 
 def resize_prediction(prediction: Prediction, size: Sequence[int]) -> Prediction:
