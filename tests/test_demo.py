@@ -63,7 +63,7 @@ def test_errors_of_a_training_process_reach_the_parent(tmp_path: Path) -> None:
         signal.signal(signal.SIGINT, before)
     error = receiver.recv()
     assert isinstance(error, ValueError)
-    assert "the run was begun otherwise: steps was 6 and is 7; give the same values, or another --out" in str(error)
+    assert "the run has different settings: steps was 6 and is 7; use the same, or another --out" in str(error)
 
 
 def test_a_training_process_stops_with_a_checkpoint_when_the_parent_is_gone(tmp_path: Path) -> None:
