@@ -1,6 +1,6 @@
-"""The page of `caaseg app`: an image, its classes, and what a pixel of it looks at.
+"""The web app of `caaseg app`: an image, its predicted classes, and the attention of a clicked pixel.
 
-Attention is computed in `analysis/pixel_attention.py` and drawn in `reports/pixel_attention.py`.
+Attention is computed in `analysis/pixel_attention.py` and drawn in `reports/pixel_attention.py`; this is the layout.
 """
 
 import os
@@ -28,70 +28,69 @@ from caaseg.reports import pixel_attention as draw
 Models = Sequence[tuple[str, Segmenter]]
 
 MAX_MEGABYTES = 20
-NEVER_TAKEN = 100
-"""Megabytes at which an upload is cut off before it is all here. Gradio then says only that it failed, so what is too
-large by less is taken, and refused in words."""
+UPLOAD_LIMIT_MEGABYTES = 100
+"""Gradio aborts larger uploads without a reason. Smaller ones above MAX_MEGABYTES are rejected with a message."""
 
 MAX_PIXELS = 25_000_000
-LONGEST = 1024
-"""Larger images are scaled down to this: the attention of a click is kept for every pixel."""
+MAX_SIDE = 1024
+"""Larger images are scaled down: the attention weights of all pixels are held in memory."""
 
 SUFFIXES = [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm"]
-EXAMPLE = 96  # of the test scenes
-SESSIONS = 16  # whose images are kept at a time
+EXAMPLE = 96  # index in the test scenes
+MAX_SESSIONS = 16  # whose images are held in memory
 OPACITY = 60
 STYLE = Path(__file__).with_name("app.css")
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The image of a session."""
+    """The image of a session, and the predictions of all models."""
 
     image: draw.Picture  # (H, W, 3)
-    pixel: tuple[int, int]  # row and column of the one that was clicked
-    views: tuple[ImageAttention, ...]  # one a model
+    pixel: tuple[int, int]  # row and column of the clicked pixel
+    views: tuple[ImageAttention, ...]  # one per model
 
 
 def example(models: Models) -> tuple[Shown, str]:
-    """A drawn scene to begin with, a house clicked where it looks around most, and a sentence about it."""
+    """Return a drawn scene with a house selected where its attention reaches furthest, and a sentence about it."""
     image, label, _ = Scenes("test")[EXAMPLE]
     views = _attend(models, image)
     houses = (label >= FIRST_HOUSE) & (label < len(Scenes.classes))
     right = houses & (views[0].labels == label)
     places = (right if right.any() else houses).nonzero().tolist()
     pixel = min(((row, column) for row, column in places), key=lambda place: _own_share(views, place))
-    told = "An example drawn by the program: a house has the color of the one lamp far away in its row or its column."
+    text = "An example drawn by the program: a house has the color of the one lamp far away in its row or its column."
     if any(model.config.classes != Scenes.classes for _, model in models):
-        told += " Not every model here has learned such scenes."
-    return Shown(_last(image), pixel, views), told
+        text += " Not every model here has learned such scenes."
+    return Shown(_channels_last(image), pixel, views), text
 
 
 def _own_share(views: Sequence[ImageAttention], pixel: tuple[int, int]) -> float:
-    """How much of what a pixel gathers is its own, in the first model that can tell."""
+    """Return the attention weight of a pixel to itself, in the first model that has attention."""
     looked = next((looked for view in views if (looked := view.at(pixel)) is not None), None)
     return 1.0 if looked is None else looked.reach[looked.cell].item()
 
 
 def uploaded(models: Models, path: Path) -> tuple[Shown, str]:
-    """The image of a file that someone gave, its middle clicked, and a sentence about it."""
+    """Return the image of an uploaded file with its center selected, and a sentence about it."""
     if (megabytes := path.stat().st_size / 2**20) > MAX_MEGABYTES:
         raise BadFileError(f"{path.name}: {megabytes:.1f} MB; expected at most {MAX_MEGABYTES}; save it smaller")
     try:
         whole = read_image(path, max_pixels=MAX_PIXELS)
     except BadFileError as error:
-        raise BadFileError(str(error).replace(str(path), path.name)) from error  # where it lies here is our affair
-    image = _bearable(whole)
+        raise BadFileError(str(error).replace(str(path), path.name)) from error  # without the server's directory
+    image = _scaled_down(whole)
     height, width = image.shape[1:]
-    told = f"{path.name}, {whole.shape[2]} x {whole.shape[1]} pixels"
+    text = f"{path.name}, {whole.shape[2]} x {whole.shape[1]} pixels"
     if image is not whole:
-        told += f", scaled down to {width} x {height}"
-    return Shown(_last(image), (height // 2, width // 2), _attend(models, image)), f"{told}. Click a pixel."
+        text += f", scaled down to {width} x {height}"
+    return Shown(_channels_last(image), (height // 2, width // 2), _attend(models, image)), f"{text}. Click a pixel."
 
 
-def _bearable(image: Tensor) -> Tensor:
-    """(3, H, W), scaled down where a side is too long."""
-    small = Image.fromarray(_last(image))
-    small.thumbnail((LONGEST, LONGEST), Image.Resampling.LANCZOS)
+def _scaled_down(image: Tensor) -> Tensor:
+    """Return an image (3, H, W), scaled down if a side is longer than MAX_SIDE."""
+    small = Image.fromarray(_channels_last(image))
+    small.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     return image if small.size == image.shape[:0:-1] else torch.from_numpy(np.array(small)).permute(2, 0, 1)
 
 
@@ -99,19 +98,19 @@ def _attend(models: Models, image: Tensor) -> tuple[ImageAttention, ...]:
     return tuple(predict_with_attention(model, image) for _, model in models)
 
 
-def _last(image: Tensor) -> draw.Picture:
+def _channels_last(image: Tensor) -> draw.Picture:
     return np.ascontiguousarray(image.permute(1, 2, 0).numpy())
 
 
 def clicked(shown: Shown, x: int, y: int) -> Shown:
-    """The same image with another pixel chosen, by its place in the picture that is drawn of it."""
+    """Select the pixel at a position in the drawn image, which may be enlarged."""
     height, width = shown.image.shape[:2]
     factor = draw.enlargement(height, width)
     return replace(shown, pixel=(min(y // factor, height - 1), min(x // factor, width - 1)))
 
 
 def overlays(models: Models, shown: Shown, opacity: float) -> list[Any]:
-    """The picture of the classes of each model."""
+    """Return the class overlay of each model."""
     return [
         draw.draw_overlay(shown.image, view.labels, draw.classes_of(model)[1], opacity / 100, shown.pixel)
         for (_, model), view in zip(models, shown.views, strict=True)
@@ -119,7 +118,7 @@ def overlays(models: Models, shown: Shown, opacity: float) -> list[Any]:
 
 
 def explanations(models: Models, shown: Shown) -> list[Any]:
-    """Legend, sentence, lines, reach and gates of each model, in the order of the page."""
+    """Return legend, sentence, lines, reach and gates of each model, in the order of the page."""
     parts: list[Any] = []
     for (_, model), view in zip(models, shown.views, strict=True):
         names, palette = draw.classes_of(model)
@@ -139,7 +138,7 @@ def explanations(models: Models, shown: Shown) -> list[Any]:
 
 
 def build(models: Models) -> gr.Blocks:
-    """The page."""
+    """Build the page."""
     page: gr.Blocks
     with gr.Blocks(title="caaseg", analytics_enabled=False, delete_cache=(3600, 3600)) as page:
         state = gr.State(time_to_live=3600)
@@ -162,7 +161,7 @@ def build(models: Models) -> gr.Blocks:
                 elem_id="opacity",
                 scale=2,
             )
-        told = gr.HTML(elem_id="message", padding=False)
+        message = gr.HTML(elem_id="message", padding=False)
         pictures: list[gr.Image] = []
         parts: list[gr.Image | gr.HTML] = []
         with gr.Row(elem_id="models"):
@@ -179,35 +178,36 @@ def build(models: Models) -> gr.Blocks:
         def take(path: str, strength: float) -> list[Any]:
             try:
                 shown, sentence = uploaded(models, Path(path))
-            except BadFileError as error:  # what was shown stays
-                kept = [gr.skip()] * (len(pictures) + len(parts))
-                return [None, gr.skip(), draw.message(str(error), problem=True), *kept]
+            except BadFileError as error:  # the previous image stays
+                unchanged = [gr.skip()] * (len(pictures) + len(parts))
+                return [None, gr.skip(), draw.message(str(error), problem=True), *unchanged]
             drawn = [*overlays(models, shown, strength), *explanations(models, shown)]
             return [None, shown, draw.message(sentence), *drawn]
 
         def click(shown: Shown | None, strength: float, event: gr.SelectData) -> dict[Any, Any]:
-            if shown is None:  # an hour passed, or others came
-                return {told: draw.message("The image is no longer kept; give it again.", problem=True)}
+            if shown is None:  # the session expired
+                return {message: draw.message("The session has expired; upload the image again.", problem=True)}
             chosen = clicked(shown, *event.index)
             drawn = [*overlays(models, chosen, strength), *explanations(models, chosen)]
             return {state: chosen, **dict(zip([*pictures, *parts], drawn, strict=True))}
 
-        def fade(shown: Shown | None, strength: float) -> dict[Any, Any]:  # by place: a list of one is taken for itself
+        def fade(shown: Shown | None, strength: float) -> dict[Any, Any]:  # a dict: gradio misreads a list of one
             drawn = [gr.skip()] * len(pictures) if shown is None else overlays(models, shown, strength)
             return dict(zip(pictures, drawn, strict=True))
 
-        # One at a time: a model listens to one image.
+        # One request at a time: hooks on the model record one image.
         common: dict[str, Any] = {"concurrency_id": "models", "concurrency_limit": 1, "api_visibility": "private"}
-        page.load(begin, None, [state, told, *pictures, *parts], **common)
-        file.upload(take, [file, opacity], [file, state, told, *pictures, *parts], **common)
+        page.load(begin, None, [state, message, *pictures, *parts], **common)
+        file.upload(take, [file, opacity], [file, state, message, *pictures, *parts], **common)
         for picture in pictures:
-            picture.select(click, [state, opacity], [state, told, *pictures, *parts], show_progress="hidden", **common)
+            changed = [state, message, *pictures, *parts]
+            picture.select(click, [state, opacity], changed, show_progress="hidden", **common)
         opacity.change(fade, [state, opacity], pictures, show_progress="hidden", trigger_mode="always_last", **common)
     return page
 
 
 def _panel(title: str, number: int, *, side_by_side: bool) -> tuple[gr.Image, list[gr.Image | gr.HTML]]:
-    """The place of one model: the picture to click, and what `explanations` fills."""
+    """Add the panel of one model: the image to click, and the components that `explanations` fills."""
 
     def image(label: str, name: str) -> gr.Image:
         return gr.Image(
@@ -232,12 +232,26 @@ def _panel(title: str, number: int, *, side_by_side: bool) -> tuple[gr.Image, li
     return picture, [legend, note, lines, reach, gates]
 
 
-def serve(models: Models, *, host: str, port: int | None, tell: Callable[[str], None]) -> None:
-    """Serve the page until Ctrl-C; `tell` hears its address. Uploaded images are removed at the end."""
-    with TemporaryDirectory(prefix="caaseg-app-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
+def serve(models: Models, *, host: str, port: int | None, on_start: Callable[[str], None]) -> None:
+    """Serve the page until Ctrl-C, and delete uploaded images at the end.
+
+    Args:
+        models: one or two models with their names.
+        host: address to listen on.
+        port: port to listen on; None for a free one.
+        on_start: called with the address of the page.
+    """
+    with TemporaryDirectory(prefix="caaseg-app-") as directory:
+        os.environ["GRADIO_TEMP_DIR"] = directory
         page = build(models)
-        system = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Noto Sans", "sans-serif")  # no font is fetched
+        system = (
+            "system-ui",
+            "-apple-system",
+            "Segoe UI",
+            "Roboto",
+            "Noto Sans",
+            "sans-serif",
+        )  # no download
         mono = ("ui-monospace", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
         try:
             _, address, _ = page.launch(
@@ -248,17 +262,17 @@ def serve(models: Models, *, host: str, port: int | None, tell: Callable[[str], 
                 quiet=True,
                 ssr_mode=False,
                 footer_links=[],
-                max_file_size=f"{NEVER_TAKEN}mb",
-                state_session_capacity=SESSIONS,
+                max_file_size=f"{UPLOAD_LIMIT_MEGABYTES}mb",
+                state_session_capacity=MAX_SESSIONS,
                 theme=gr.themes.Base(primary_hue="sky", neutral_hue="slate", font=system, font_mono=mono),
                 css_paths=STYLE,
             )
         except OSError as error:
             reason = str(error).partition(".")[0]
-            raise OSError(f"nothing can listen at {host} ({reason}); give another --port or --host") from error
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same end as Ctrl-C
+            raise OSError(f"cannot listen on {host} ({reason}); use another --port or --host") from error
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # exit as with Ctrl-C
         try:
-            tell(address)
+            on_start(address)
             threading.Event().wait()
         except KeyboardInterrupt:
             pass

@@ -39,10 +39,10 @@ def open_app(
     place, console = device_of(device), console_for(None)
     loaded = [(name, load_model(name).to(place)) for name in models]
 
-    def tell(address: str) -> None:
+    def show_address(address: str) -> None:
         console.print(f"page: {address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
         if host not in ("127.0.0.1", "localhost", "::1"):
             console.print("Note: whoever can reach this machine can open the page.", soft_wrap=True)
 
-    serve(loaded, host=host, port=port, tell=tell)
+    serve(loaded, host=host, port=port, on_start=show_address)
     return 0

@@ -61,7 +61,7 @@ def _session(path: Path, device: torch.device) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ValueError(f"{path}: ONNX models need onnxruntime, which is not installed; {INSTALL}") from error
+        raise ValueError(f"{path}: running it needs onnxruntime, which is not installed; {INSTALL}") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors only, and those are raised
