@@ -59,7 +59,8 @@ def train(
     if dist.is_available() and dist.is_initialized() and not joined_before:
         dist.destroy_process_group()  # lightning leaves it; what follows is the first rank's alone
     if result.finished and runs.is_first_rank() and _is_due(folder):
-        place = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+        on_gpu = device not in ("cpu", "mps") and torch.cuda.is_available()
+        place = device if ":" in device else "cuda" if on_gpu else "cpu"
         write_report(recipe, folder, torch.device(place))
     return result
 

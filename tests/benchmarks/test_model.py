@@ -49,7 +49,7 @@ def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -
         "resnet50",
         "--batch",
         "2",
-        "--size",
+        "--sizes",
         "33",
         "--seconds",
         "0",
@@ -69,10 +69,10 @@ def test_the_command_measures_side_by_side(capsys: pytest.CaptureFixture[str]) -
 
 def test_a_batch_that_cannot_be_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--batch", "0", "--device", "cpu"]) == 2
-    assert capsys.readouterr().err == "caaseg: --batch is 0; expected 1 or more\n"
+    assert capsys.readouterr().err == "caaseg: --batch is 0; expected an integer of 1 or more\n"
 
     assert main(["benchmark", "model", "--rounds", "0", "--device", "cpu"]) == 2
-    assert capsys.readouterr().err == "caaseg: --rounds is 0; expected 1 or more\n"
+    assert capsys.readouterr().err == "caaseg: --rounds is 0; expected an integer of 1 or more\n"
 
 
 def test_of_two_measurements_the_faster_counts() -> None:

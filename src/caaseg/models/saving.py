@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
-from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from caaseg.config import ModelConfig
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 from caaseg.models.weights import check_fits, read_tensors
 
 if TYPE_CHECKING:
     from caaseg.models.segmenter import Segmenter
 
+HUB = "hf://"
 CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
@@ -43,7 +44,7 @@ Attention apart, are described in Huang et al., Channelized Axial Attention, AAA
 ```python
 import caaseg
 
-model = caaseg.load_model("{{ repo_id | default('path/to/this/folder', true) }}")
+model = caaseg.load_model("{{ 'hf://' ~ repo_id if repo_id else 'path/to/this/directory' }}")
 prediction = model(images)  # images normalized with mean {{ mean }} and standard deviation {{ std }}
 ```
 {% if classes %}
@@ -119,7 +120,7 @@ def load_model(source: str | Path, *, num_classes: int | None = None, revision: 
     Weights that were saved in 16 bits, as after `model.half()`, are widened to 32.
 
     Args:
-        source: a folder that save_pretrained wrote, a training run's folder, or a hub id such as owner/name.
+        source: a folder that save_pretrained wrote, a training run's folder, or hf://owner/name for a model on the hub.
         num_classes: for fine-tuning on other classes: all weights are kept but the classifiers', which start anew.
         revision: a branch, tag or commit of a model on the hub.
     """
@@ -181,15 +182,21 @@ def _folder(source: str | Path, revision: str | None) -> Path:
         raise ValueError(
             f"{source}: holds no model; expected a folder with {CONFIG} and {WEIGHTS}, or a run's folder with model/"
         )
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        raise ValueError(f"{source}: no such folder, and not a hub id (owner/name); give the folder of a saved model")
+    name = str(source).removeprefix(HUB)
+    if name == str(source):
+        hint = f"; did you mean {HUB}{source}?" if re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
+        raise CaasegError(
+            f"{source}: no such model; expected a run, a model directory, an .onnx file or {HUB}owner/name{hint}"
+        )
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        raise CaasegError(f"{source}: not the name of a model on the hub; expected {HUB}owner/name")
     try:
         files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"{source}: no such folder, and the hub did not give it ({reason}); check the name and the network"
+        raise CaasegError(
+            f"{source}: cannot be downloaded from the hub ({reason}); check the name and the network"
         ) from error
 
 
@@ -205,9 +212,4 @@ def read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote")
     if "enlarge" in content:  # the name of this field in version 0.1
         content["input_upsampling"] = content.pop("enlarge")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(ModelConfig)
-    try:
-        return ModelConfig(**parser.parse_object(content).as_dict())
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    return ModelConfig.read(content, f"{path}: ")

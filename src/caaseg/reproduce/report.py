@@ -72,7 +72,7 @@ def _lines(grid: Grid, row: Row, records: Mapping[tuple[str, int], dict[str, Any
             manner=manner.label,
             scores=tuple(ours),
             paper=None if number is None else number.mean,
-            paper_deviation=None if number is None else number.deviation,
+            paper_deviation=None if number is None else number.std,
             baseline=None if baseline is None else baseline.name,
             difference=paired_difference([a for a, _ in pairs], [b for _, b in pairs]),
             cost=cost,

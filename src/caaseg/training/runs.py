@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only  # isort: skip
 
 logger = logging.getLogger(__name__)
 
-Device = Literal["auto", "cpu", "cuda"]
+Device = str  # auto, cpu, cuda, cuda:N or mps
 
 RECIPE = "recipe.yaml"
 WITHOUT_IMAGE_LEVEL = ("fcn", "danet")  # heads
@@ -65,6 +65,8 @@ def train(
     folder = Path(out)
     on_gpu = _on_gpu(device)
     here, machines = _processes(devices, on_gpu)
+    if devices > 1 and (":" in device or device == "mps"):
+        raise ValueError(f"devices is {devices}, but device is {device}, which is one; use cuda or cpu")
     ranks = here * machines
     if recipe.batch_size % (ranks * recipe.accumulate):
         raise ValueError(
@@ -102,7 +104,9 @@ def train(
             save_recipe(recipe, aside)
     conduct = Conductor(recipe, folder, start=start, best=best, progress=progress)
     if start < recipe.steps:
-        trainer = _trainer(recipe, on_gpu, here, machines, recipe.steps - start, conduct)
+        trainer = _trainer(
+            recipe, device if on_gpu or device == "mps" else "cpu", here, machines, recipe.steps - start, conduct
+        )
         try:
             with warnings.catch_warnings():
                 # Lightning's own use of torch.
@@ -143,9 +147,9 @@ def is_first_rank() -> bool:
 
 
 def _on_gpu(device: Device) -> bool:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device is cuda, but torch sees no GPU here; use cpu, or install a CUDA build of torch")
-    return device != "cpu" and torch.cuda.is_available()
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device is {device}, but torch sees no GPU here; use cpu, or install a CUDA build of torch")
+    return device not in ("cpu", "mps") and torch.cuda.is_available()
 
 
 def _processes(devices: int, on_gpu: bool) -> tuple[int, int]:
@@ -163,13 +167,13 @@ def _processes(devices: int, on_gpu: bool) -> tuple[int, int]:
     return devices, 1
 
 
-def _trainer(recipe: Recipe, on_gpu: bool, here: int, machines: int, steps: int, conductor: Conductor) -> L.Trainer:
+def _trainer(recipe: Recipe, device: Device, here: int, machines: int, steps: int, conductor: Conductor) -> L.Trainer:
     for package in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(package).setLevel(logging.WARNING)  # not what it found on this machine
     precision: Any = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[recipe.precision]
     return L.Trainer(
-        accelerator="gpu" if on_gpu else "cpu",
-        devices=here,
+        accelerator=device if device in ("cpu", "mps") else "gpu",
+        devices=[int(device.partition(":")[2])] if ":" in device else here,
         num_nodes=machines,
         strategy="ddp" if here * machines > 1 else "auto",
         # A run is resumed by its own checkpoints: lightning's requeueing would write others.

@@ -46,11 +46,7 @@ def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
         raise ValueError(
             f"data.root is {root}: no such folder; expected the one that holds {data.dataset}; --data.root"
         )
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
-    try:
-        parts = [open_dataset(data.dataset, root, name, **options) for name in names.split("+")]
-    except TypeError as error:  # an option that the dataset does not have
-        raise ValueError(f"data.options is {data.options}, which {data.dataset} does not take: {error}") from error
+    parts = [open_dataset(data.dataset, root, name, **data.options) for name in names.split("+")]
     return parts[0] if len(parts) == 1 else JoinedDataset(parts)
 
 
