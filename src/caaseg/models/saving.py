@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
-from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from caaseg.config import ModelConfig
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 from caaseg.models.heads import HEADS, resolve_head
 from caaseg.models.weights import check_fits, read_tensors
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
 
+HUB = "hf://"
 CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
@@ -44,7 +45,7 @@ Channelized Axial Attention, AAAI 2022.
 ```python
 import caaseg
 
-model = caaseg.load_model("{{ repo_id | default('path/to/this/directory', true) }}")
+model = caaseg.load_model("{{ 'hf://' ~ repo_id if repo_id else 'path/to/this/directory' }}")
 prediction = model(images)  # images normalized with mean {{ mean }} and standard deviation {{ std }}
 ```
 {% if classes %}
@@ -127,7 +128,7 @@ def load_model(
     Weights that were saved in 16 bits, as after `model.half()`, are converted to 32.
 
     Args:
-        source: a directory that save_pretrained wrote, a run directory, or a hub id such as owner/name.
+        source: a directory that save_pretrained wrote, a run directory, or hf://owner/name for a model on the hub.
         num_classes: for fine-tuning on other classes: all weights are loaded but the classifiers', which are
             initialized anew.
         revision: branch, tag or commit of a model on the hub.
@@ -197,18 +198,22 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
             f"{source}: contains no model; expected a directory with {CONFIG} and {WEIGHTS}, or a run directory with "
             "model/"
         )
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        raise ValueError(
-            f"{source}: no such directory, and not a hub id (owner/name); expected the directory of a saved model"
+    name = str(source).removeprefix(HUB)
+    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    if name == str(source):
+        hint = f"; did you mean {HUB}{source}?" if is_hub_name else ""
+        raise CaasegError(
+            f"{source}: no such model; expected a run, a model directory, an .onnx file or {HUB}owner/name{hint}"
         )
+    if not is_hub_name:
+        raise CaasegError(f"{source}: not the name of a model on the hub; expected {HUB}owner/name")
     try:
         files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}); check the name and the "
-            "network"
+        raise CaasegError(
+            f"{source}: cannot be downloaded from the hub ({reason}); check the name and the network"
         ) from error
 
 
@@ -224,9 +229,4 @@ def read_config(path: Path) -> ModelConfig:
         raise ValueError(f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote")
     if "enlarge" in content:  # the name of this field in version 0.1
         content["input_upsampling"] = content.pop("enlarge")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(ModelConfig)
-    try:
-        return ModelConfig(**parser.parse_object(content).as_dict())
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    return ModelConfig.read(content, f"{path}: ")

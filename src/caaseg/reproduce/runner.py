@@ -30,7 +30,7 @@ from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
 from caaseg.models.predictor import Precision, Predictor
-from caaseg.recipes import differences, plain_recipe, read_recipe
+from caaseg.recipes import differences, read_recipe
 from caaseg.reproduce.grid import Cell, Grid, Manner
 from caaseg.training import checkpoints
 from caaseg.training.checkpoints import MAY_CHANGE
@@ -251,7 +251,7 @@ def _train(
     record = {
         "row": cell.row,
         "seed": cell.seed,
-        "recipe": plain_recipe(recipe),
+        "recipe": recipe.as_dict(),
         "val_mean_iou": [line["val_mean_iou"] for line in lines if "val_mean_iou" in line][-1],
         "best_val_mean_iou": result.best_mean_iou,
         "best_step": result.best_step,

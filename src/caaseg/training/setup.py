@@ -116,11 +116,7 @@ def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
     root = None if data.root is None else Path(data.root)
     if root is not None and not root.is_dir():
         raise ValueError(f"data.root is {root}: no such directory; expected that of {data.dataset}; --data.root")
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
-    try:
-        return open_dataset(data.dataset, root, names, **options)
-    except TypeError as error:  # an option that the dataset does not have
-        raise ValueError(f"data.options is {data.options}, which {data.dataset} does not accept: {error}") from error
+    return open_dataset(data.dataset, root, names, **data.options)
 
 
 def check_classes_of(recipe: Recipe, train: SegmentationDataset, val: SegmentationDataset) -> None:
