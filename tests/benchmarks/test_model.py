@@ -54,7 +54,8 @@ def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str])
         "--seconds",
         "0",
     ]
-    words += ["--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2", "--json", "-"]
+    words += ["--seconds", "0", "--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2"]
+    words += ["--json", "-"]
     assert main(["benchmark", "model", *words]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)

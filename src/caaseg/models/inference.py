@@ -10,6 +10,7 @@ from torch import nn
 
 from caaseg.config import Color, OutputStride
 from caaseg.data.labels import distinct_colors
+from caaseg.errors import CaasegError
 from caaseg.models.cuda_graphs import CapturedModel
 from caaseg.models.folding import compile_for_inference, fold_batch_norm
 from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel
@@ -74,7 +75,7 @@ def load_for_inference(
         options[f"--precision {precision}"] = precision != "32"
         for option, given in options.items():
             if given:
-                raise ValueError(f"{source}: {option} does not apply to an exported model; leave it out")
+                raise CaasegError(f"{source}: {option} does not apply to an exported model; leave it out")
         exported = OnnxModel(Path(source), device=device)
         digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()
         palette = exported.palette or distinct_colors(exported.num_classes)

@@ -140,12 +140,12 @@ def load_model(
     directory = _find_directory(source, revision)
     config = read_config(directory / CONFIG)
     if head is None and config.head not in HEADS:
-        raise ValueError(
+        raise CaasegError(
             f"{directory / CONFIG}: head is {config.head!r}, which is not built in; pass its class: "
             "load_model(..., head=MyHead)"
         )
     if backbone is None and ":" in config.backbone:
-        raise ValueError(
+        raise CaasegError(
             f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass one: "
             "load_model(..., backbone=module)"
         )
@@ -156,7 +156,7 @@ def load_model(
         with torch.device("meta"):  # a config with huge sizes takes no memory
             check_fits(Segmenter(config, head=kind, backbone=backbone), tensors, str(weights))
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
+        raise CaasegError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
         config = config.replace(num_classes=num_classes, classes=None, palette=None)
     model = Segmenter(config, head=kind, backbone=backbone)
@@ -189,12 +189,12 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         if (directory / CONFIG).is_file():
             return directory
     if (path / "best" / CONFIG).is_file():
-        raise ValueError(
+        raise CaasegError(
             f"{source}: an unfinished run; resume it with --resume auto, or use the model with the best validation "
             f"score so far, {path / 'best'}"
         )
     if path.exists():
-        raise ValueError(
+        raise CaasegError(
             f"{source}: contains no model; expected a directory with {CONFIG} and {WEIGHTS}, or a run directory with "
             "model/"
         )
@@ -222,11 +222,13 @@ def read_config(path: Path) -> ModelConfig:
     try:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(
+        raise CaasegError(
             f"{path}: not a model config ({error}); expected the JSON that save_pretrained wrote"
         ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote")
+        raise CaasegError(
+            f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote"
+        )
     if "enlarge" in content:  # the name of this field in version 0.1
         content["input_upsampling"] = content.pop("enlarge")
     return ModelConfig.read(content, f"{path}: ")
