@@ -283,7 +283,7 @@ def test_a_missing_model_or_root_is_said(
     assert main(["evaluate", "model", "--dataset", "camvid"]) == 2
     assert "camvid needs the directory of its files; give it as --root" in capsys.readouterr().err
     assert main(["evaluate", "camvid", "--dataset", "camvid", "--root", "camvid"]) == 2
-    assert "camvid: holds no model; expected a folder with config.json" in capsys.readouterr().err
+    assert "camvid: contains no model; expected a directory with config.json" in capsys.readouterr().err
 
 
 def test_other_names_for_the_classes_are_noted(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,7 @@ def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
         (["table2", "--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
         (["groups", "--dataset", "scenes"], "--dataset is given, but groups trains nothing and reads no data"),
         (["groups", "--steps", "3"], "--steps is given, but groups trains nothing with a recipe; leave it out"),
-        (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the folder that its files are in"),
+        (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the directory of its files"),
     ],
 )
 def test_what_cannot_be_run_is_one_message(

@@ -214,7 +214,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
     assert "stopped: 1 of 1 cells are left; run the same command to continue" in capsys.readouterr().out
     run = tmp_path / "grid" / "runs" / "fcn-seed0"
     (kept,) = (run / "checkpoints").iterdir()
-    assert kept.name == "step-00000012.pt"
+    assert kept.name == "step-00000011.pt"
     with monkeypatch.context() as patch:
         patch.setattr(runner, "evaluate", stop)
         assert main(words) == 128 + number

@@ -242,7 +242,7 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     tuned = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "tuned"), "--steps", "1"]
     with caplog.at_level(logging.WARNING):
         assert main(tuned) == 0
-    assert "was learned on 8 classes and is loaded with 2: the classifiers start anew" in caplog.text
+    assert "was trained on 8 classes and is loaded with 2: the classifiers are initialized anew" in caplog.text
     first, after = weights(tmp_path / "scenes"), weights(tmp_path / "tuned")
     distance = (first["backbone.net.conv1.0.weight"] - after["backbone.net.conv1.0.weight"]).abs().max()
     assert distance < 0.01  # one small step away from where it started
