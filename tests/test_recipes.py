@@ -189,6 +189,7 @@ def test_a_bad_recipe_is_one_message_and_exit_code_2(
         (["--loss.class_weights", "1", "2"], "loss.class_weights has 2 numbers, but the dataset has 8 classes"),
         (["--model.backbone", "resnet9"], "backbone 'resnet9' is not a timm model; did you mean"),
         (["--precision", "16", "--device", "cpu"], "precision is 16, which needs a GPU; use bf16 or 32 on a CPU"),
+        (["--model.implementation", "fused", "--device", "cpu"], "implementation is fused, which needs a GPU, but the"),
         (["--accumulate", "8"], "each forward pass has 1 crop, but the image-level branch of CAAHead needs 2 or more"),
         (["--devices", "3", "--device", "cpu"], "batch_size is 8; expected a multiple of 3, 3 processes times 1"),
         (["--resume", "gone.pt"], "gone.pt: no such checkpoint"),

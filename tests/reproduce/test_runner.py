@@ -206,6 +206,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
 
     words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "14", "--checkpoint_every", "100"]
     words += ["--out", str(tmp_path / "grid"), "--validate_every", "100"]
+    words += ["--split", "test"]  # validation during training scores val, which would be reused
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(import_module("caaseg.cli.reproduce"), "training_bars", signalling)

@@ -60,10 +60,13 @@ def benchmark_attention(
 
     from caaseg.benchmarks import attention as benchmark
     from caaseg.benchmarks.provenance import provenance
+    from caaseg.models.inference import check_implementation_runs
 
     place = device_of(device)
     on_gpu = place.type == "cuda"
     check_writable(json=json, figure=figure)
+    for implementation in implementations or ():
+        check_implementation_runs(implementation, place)
     combinations = benchmark.cases(
         sizes or (GPU_SHAPES if on_gpu else CPU_SHAPES),
         dtypes or (("float32", "bfloat16") if on_gpu else ("float32",)),

@@ -47,10 +47,17 @@ def prepare_for_inference(
     """
     if output_stride is not None:
         model = with_output_stride(model, output_stride)
+    check_implementation_runs(model.config.implementation, torch.device(device))
     folded = fold_batch_norm(model).to(device)
     if compile:
         compile_for_inference(folded)
     return CapturedModel(folded) if capture and torch.device(device).type == "cuda" else folded
+
+
+def check_implementation_runs(implementation: str, device: torch.device) -> None:
+    """Raise CaasegError if an implementation of the attention needs another device."""
+    if implementation == "fused" and device.type != "cuda":
+        raise CaasegError(f"implementation is fused, which needs a GPU, but the device is {device}; use auto")
 
 
 def load_for_inference(

@@ -18,6 +18,7 @@ from caaseg.evaluation.metrics import MetricFactory
 from caaseg.files import atomic_write
 from caaseg.models import Segmenter
 from caaseg.models.heads import resolve_head
+from caaseg.models.inference import check_implementation_runs
 from caaseg.recipes import load_recipe, save_recipe
 from caaseg.training.checkpoints import RECIPE, newest_step, state_to_resume
 from caaseg.training.loop import Progress, TrainingResult, train_loop
@@ -119,6 +120,9 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
         )
     if recipe.precision == "16" and processes.device.type != "cuda":
         raise CaasegError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
+    check_implementation_runs(
+        recipe.model.implementation if model is None else model.config.implementation, processes.device
+    )
     if processes.total > 1 and processes.device.type != "cuda" and is_first_rank():
         logger.warning("synchronized batch norm is not available on CPU: each process uses its own batch statistics")
     return crops
