@@ -49,7 +49,7 @@ def test_what_is_no_image_or_too_large_is_refused_by_its_own_name(tmp_path: Path
     with pytest.raises(BadFileError, match=r"^notes\.png: not an image in any of JPEG, PNG"):
         app.uploaded(models, tmp_path / "notes.png")
     Image.new("1", (6000, 5000)).save(tmp_path / "huge.png")
-    with pytest.raises(BadFileError, match=r"^huge\.png: 6000 x 5000 pixels; expected at most 25,000,000; scale"):
+    with pytest.raises(BadFileError, match=r"^huge\.png: 6000 x 5000 pixels; expected at most 25,000,000; resize"):
         app.uploaded(models, tmp_path / "huge.png")
     (tmp_path / "heavy.png").write_bytes(bytes(21 * 2**20))
     with pytest.raises(BadFileError, match=r"^heavy\.png: 21\.0 MB; expected at most 20; save it smaller"):

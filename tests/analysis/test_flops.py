@@ -84,7 +84,7 @@ def test_the_paper_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> N
         (["--head", "cab"], "head is cab; expected fcn, axial"),
         (["--backbone", "resnet5"], "backbone 'resnet5' is not a timm model; did you mean resnet50"),
         (["--size", "3x3x3"], "--size is 3x3x3; expected 2 integers from 1 to 1000000"),
-        (["--backbone", "resnet50d", "--resnet-variant", "authors"], "backbone resnet50d is not a plain ResNet, but"),
+        (["--backbone", "resnet50d", "--resnet-variant", "authors"], "backbone resnet50d is not a plain ResNet, which"),
         (["--backbone", "tf_efficientnet_b5", "--resnet-variant", "authors"], "backbone tf_efficientnet_b5 is not a"),
         (["--size", "99999999999"], "--size is 99999999999; expected 2 integers from 1 to 1000000"),
         (["--size", "0"], "--size is 0; expected 2 integers from 1 to 1000000"),
