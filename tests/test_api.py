@@ -21,7 +21,7 @@ def test_a_run_ends_with_a_report_and_a_missing_or_old_one_is_made_again(
     assert f"report: {run / 'report.html'}" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     assert "<h1>caa on test_resnet, scenes</h1>" in page
-    assert "scored on all 6 images of split val" in page
+    assert "evaluated on all 6 images of split val" in page
     assert "val-0-000000" in page
     assert page.count('class="case"') == 6
 
@@ -65,4 +65,4 @@ def test_of_several_processes_one_writes_the_report(tmp_path: Path) -> None:
         [*launcher, *words, "--batch_size", "4"], check=True, capture_output=True, text=True, timeout=120
     )
     assert done.stdout.count("report: ") == 1
-    assert "scored on all 6 images of split val" in (tmp_path / "run" / "report.html").read_text()
+    assert "evaluated on all 6 images of split val" in (tmp_path / "run" / "report.html").read_text()

@@ -103,13 +103,10 @@ def test_a_custom_head_without_attention_says_so() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "no model is given; give a run's folder, a saved model's folder or a hub id: caaseg app MODEL"),
-        (
-            ["nowhere"],
-            "nowhere: no such directory, and not a hub id (owner/name); expected the directory of a saved model",
-        ),
+        ([], "caaseg app needs MODELS; see caaseg app --help"),
+        (["nowhere"], "nowhere: no such model; expected a run, a model directory, an .onnx file or hf://owner/name"),
         (["a", "b", "c"], "3 models are given; expected one, or two to see side by side"),
-        (["a", "--port", "70000"], "--port is 70000; expected a number from 1 to 65535"),
+        (["a", "--port", "70000"], "--port is 70000; expected an integer from 1 to 65535, or none"),
     ],
 )
 def test_what_it_cannot_open_is_said_in_one_message(
@@ -123,5 +120,5 @@ def test_without_gradio_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['gradio'] = None\nfrom caaseg.cli import main\nsys.exit(main(['app', 'my-model']))"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    expected = 'the page needs gradio, which is not installed; install it with: pip install "caaseg[app]"'
+    expected = 'the app needs gradio, which is not installed; install it with: pip install "caaseg[app]"'
     assert ended.stderr == f"caaseg: {expected}\n"

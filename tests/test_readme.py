@@ -40,7 +40,7 @@ def test_the_readme_has_its_examples() -> None:
     assert [shlex.split(command)[0] for command in STUDIES] == ["conflicts", "compare"]
 
 
-@pytest.mark.filterwarnings("ignore:my-model was learned on 3 classes")
+@pytest.mark.filterwarnings("ignore:my-model was trained on 3 classes")
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_python_examples_run_and_their_shapes_are_right(
     snippet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,29 +1,41 @@
-"""Recipes as files: every message for a bad one, and that every shipped one can be loaded and built."""
+"""Recipes: files, table rows, overrides, the commands about them, and every message for a bad one."""
 
 import re
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
-from caaseg.cli import main
-from caaseg.config import ModelConfig
+from caaseg.cli import main, parse
+from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find
 from caaseg.models import Segmenter
-from caaseg.recipes import differences, load_recipe, recipe_names, save_recipe
+from caaseg.recipes import differences, load_recipe, recipe_names, row_names, save_recipe
+from caaseg.settings import flat_fields
 
 GOOD = "model: {head: fcn}\ndata: {dataset: scenes}\n"
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_every_shipped_recipe_loads_and_builds(name: str) -> None:
-    recipe = load_recipe(name)
+def build(recipe: Recipe) -> Segmenter:
+    """Return the model of a recipe, without memory for its weights."""
     classes = len(find(recipe.data.dataset).classes) or 3
+    architecture = {name: getattr(recipe.model, name) for name in Architecture.names()}
     with torch.device("meta"):
-        config = {key: value for key, value in vars(recipe.model).items() if key not in ("num_classes", "pretrained")}
-        model = Segmenter(ModelConfig(**config, num_classes=recipe.model.num_classes or classes))
-    assert model.classifier.out_channels == classes
+        return Segmenter(ModelConfig(**architecture, num_classes=recipe.model.num_classes or classes))
+
+
+@pytest.mark.parametrize("name", [*recipe_names(), *row_names()])
+def test_every_recipe_and_table_row_is_complete_and_builds_its_model(name: str) -> None:
+    recipe = load_recipe(name)
+    model = build(recipe)
+    assert model.classifier.out_channels == (len(find(recipe.data.dataset).classes) or 3)
     assert model.backbone.name == recipe.model.backbone
+    assert model.config.head == recipe.model.head
+
+
+def test_there_are_about_a_dozen_recipe_files() -> None:
+    assert 10 <= len(recipe_names()) <= 14
 
 
 def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Path) -> None:
@@ -42,13 +54,57 @@ def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Pa
     assert set(differences(recipe, changed)) == {"steps", "model.output_stride", "data.crop"}
 
 
-@pytest.mark.parametrize("name", recipe_names())
-def test_what_is_saved_is_what_is_loaded(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(
-        name, ["--loss.class_weights", "[1, 2.5]", "--model.multi_grid", "[1, 2]", "--precision", "16"]
-    )
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ("--deterministic --steps 5", "deterministic", True),
+        ("--deterministic --steps 5", "steps", 5),
+        ("--deterministic true", "deterministic", True),
+        ("--channels_last false", "channels_last", False),
+        ("--data.crop 64 48", "data.crop", (64, 48)),
+        ("--data.crop 64x48", "data.crop", (64, 48)),
+        ("--data.crop 64", "data.crop", (64, 64)),
+        ("--data.root none", "data.root", None),
+        ("--data.root some/where", "data.root", "some/where"),
+        ("--data.scales 0.75 1.5", "data.scales", (0.75, 1.5)),
+        ("--data.scenes.difficulty hard", "data.scenes.difficulty", "hard"),
+        ("--model.pretrained true", "model.pretrained", True),
+        ("--model.pretrained weights.pt", "model.pretrained", "weights.pt"),
+        ("--model.multi-grid 1 2 4", "model.multi_grid", (1, 2, 4)),
+        ("--model.head mine.py:Head", "model.head", "mine.py:Head"),
+        ("--loss.class_weights none", "loss.class_weights", "none"),
+        ("--loss.class-weights 1 2.5", "loss.class_weights", (1.0, 2.5)),
+        ("--optimizer.ema 0.999", "optimizer.ema", 0.999),
+        ("--optimizer.lr 1e-3", "optimizer.lr", 0.001),
+        ("--precision 16", "precision", "16"),
+    ],
+)
+def test_options_are_read_as_the_type_of_their_value(words: str, key: str, value: object) -> None:
+    found: object = load_recipe("folder/caa_resnet18", words.split())
+    for name in key.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_options_may_come_before_the_recipe() -> None:
+    _, arguments = parse(["train", "--deterministic", "--data.crop", "64", "64", "scenes/caa_resnet18", "--steps", "3"])
+    assert arguments["recipe"] == "scenes/caa_resnet18"
+    assert load_recipe("scenes/caa_resnet18", arguments["overrides"]).data.crop == (64, 64)
+
+
+@pytest.mark.parametrize(
+    "name", [*recipe_names(), "table1/caa_gate3x128", "appendix/caa_efficientnet_b5_coco_stuff_164k"]
+)
+def test_a_saved_recipe_loads_to_the_same_values(name: str, tmp_path: Path) -> None:
+    recipe = load_recipe(name, ["--loss.class_weights", "1,2.5", "--model.multi_grid", "1", "2", "--precision", "16"])
     save_recipe(recipe, tmp_path / "recipe.yaml")
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
+
+
+def test_a_row_is_its_base_recipe_with_what_the_table_studies() -> None:
+    base, row = load_recipe("pascal_context/caa_resnet101_s16"), load_recipe("table1/caa_gate3x128")
+    assert differences(base, row) == {"model.gate_layers": (5, 3)}
 
 
 @pytest.mark.parametrize(
@@ -57,26 +113,39 @@ def test_what_is_saved_is_what_is_loaded(name: str, tmp_path: Path) -> None:
         ("model: {heed: caa}\ndata: {dataset: scenes}", "unknown key model.heed; did you mean model.head?"),
         (GOOD + "stepps: 3", "unknown key stepps; did you mean steps?"),
         (GOOD + "lr: 3", "unknown key lr; did you mean optimizer.lr?"),
-        (GOOD + "zzzzzz: 3", "unknown key zzzzzz; caaseg train --help lists all"),
-        (GOOD + "steps: many", "steps is many; expected a whole number"),
+        (GOOD + "zzzzzz: 3", "unknown key zzzzzz"),
+        (GOOD + "optimiser: {lr: 1}", "unknown key optimiser; it is now optimizer"),
+        (GOOD + "fused_normalisation: true", "unknown key fused_normalisation; it is now fused_batch_norm"),
+        (GOOD + "optimizer: {clip: 1}", "unknown key optimizer.clip; it is now optimizer.clip_grad_norm"),
+        ("data: {dataset: scenes, keep: true}", "unknown key data.keep; it is now data.cache"),
+        ("data: {dataset: scenes, options: {}}", "unknown key data.options; it is now data.scenes or data.folder"),
+        ("data: {dataset: scenes}\nmodel: {enlarge: 2}", "unknown key model.enlarge; it is now model.input_upsampling"),
+        (GOOD + "steps: many", "steps is many; expected an integer of 1 or more"),
         (GOOD + "compile: 3", "compile is 3; expected true or false"),
-        (GOOD + "optimizer: {clip_grad_norm: big}", "optimizer.clip_grad_norm is big; expected a number, or null"),
+        (
+            GOOD + "optimizer: {clip_grad_norm: big}",
+            "optimizer.clip_grad_norm is big; expected a number above 0",
+        ),
         (GOOD + "optimizer: {schedule: step}", "optimizer.schedule is step; expected poly or cosine"),
-        ("data: {dataset: scenes, crop: 64}", "data.crop is 64; expected a list of 2 whole numbers"),
+        ("data: {dataset: scenes, crop: 64}", "data.crop is 64; expected 2 integers from 1 to 1000000"),
         ("data: {dataset: scenes}\nmodel: {output_stride: 32}", "model.output_stride is 32; expected 8 or 16"),
         ("data: {dataset: scenes, cache: much}", "data.cache is much; expected true or false"),
-        ("data: {dataset: scenes}\nmodel: {stages: all}", "model.stages is all; expected a whole number, or null"),
+        (
+            "data: {dataset: scenes}\nmodel: {stages: all}",
+            "model.stages is all; expected an integer from 1 to 100",
+        ),
         (
             "data: {dataset: scenes}\nmodel: {input_upsampling: 9}",
-            "input_upsampling is 9.0; expected a factor from 1 to 4",
+            "model.input_upsampling is 9; expected a number from 1 to 4",
         ),
-        ("data: {dataset: scenes}\nmodel: {head: caaa}", "head is 'caaa' (did you mean caa?); expected one of fcn"),
+        ("data: {dataset: scenes}\nmodel: {head: caaa}", "model.head is caaa; expected fcn, axial"),
         ("data: {dataset: scenes}\nmodel: 3", "model is 3; expected keys and values below it"),
-        ("model: {head: caa}", "data.dataset is missing; expected a name of caaseg data list"),
-        (GOOD + "accumulate: 3", "batch_size is 16, which 3 accumulation steps do not divide evenly"),
+        ("model: {head: caa}", "data is missing: Dataset and augmentation; needs at least data.dataset."),
+        ("data: {flip: 1}", "data.dataset is missing: Dataset name; caaseg data list shows all."),
+        (GOOD + "accumulate: 3", "batch_size is 16; expected a multiple of accumulate, 3"),
         ("model: {head: caa", "cannot be read as YAML"),
-        ("- 1", "holds list; expected a recipe's keys: model, data, steps, ..."),
-        ("", "holds NoneType; expected a recipe's keys"),
+        ("- 1", "found list; expected the keys model, data, loss, ..."),
+        ("", "found NoneType; expected the keys"),
         ("\x00", "cannot be read as YAML"),
     ],
 )
@@ -97,25 +166,34 @@ def test_a_bad_recipe_is_one_message_and_exit_code_2(
     [
         (["--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
         (["--lr", "3"], "unknown option --lr; did you mean --optimizer.lr?"),
-        (["--steps", "many"], "command line: steps is many; expected a whole number"),
-        (["--model.output-stride=4"], "command line: model.output_stride is 4; expected 8 or 16"),
-        (["--batch_size", "0"], "command line: batch_size is 0; expected 1 or more"),
+        (["--stesp", "4"], "unknown option --stesp; did you mean --steps?"),
+        (["--epochs", "4"], "unknown option --epochs; did you mean --steps?"),
+        (["--data.keep"], "unknown option --data.keep; it is now --data.cache"),
+        (["--steps", "many"], "--steps is many; expected an integer of 1 or more"),
+        (["--model.output-stride=4"], "--model.output-stride is 4; expected 8 or 16"),
+        (["--model.head", "cac"], "--model.head is cac; expected fcn, axial, axial_se, caa, "),
+        (["--batch_size", "0"], "--batch-size is 0; expected an integer of 1 or more"),
+        (["--data.flip", "7"], "--data.flip is 7; expected a number from 0 to 1"),
+        (["--data.crop", "0", "0"], "--data.crop is 0 0; expected 2 integers from 1 to 1000000"),
+        (["--data.scales", "2", "0.5"], "--data.scales is 2 0.5; expected the smallest, then the largest"),
+        (["--accumulate", "3"], "--batch-size is 8; expected a multiple of accumulate, 3"),
         (["--data.dataset", "camvidd"], "no dataset is called 'camvidd'; expected any of pascal_context"),
         (["--data.dataset", "camvid"], "data.root is missing: camvid needs the directory of its files"),
         (
-            ["--data.dataset", "camvid", "--data.root", "nowhere", "--data.options", "{}"],
+            ["--data.dataset", "camvid", "--data.root", "nowhere"],
             "data.root is nowhere: no such directory",
         ),
-        (["--data.options", "{sizes: 3}"], "data.options is {'sizes': 3}, which scenes does not accept: "),
+        (["--data.scenes.sizes", "3"], "unknown option --data.scenes.sizes; did you mean --data.scenes.size?"),
         (["--data.val_split", "valid"], "scenes: split is 'valid'; expected any of train, val, test"),
         (["--model.num_classes", "5"], "model.num_classes is 5, but split train of scenes has 8 classes; omit it"),
-        (["--loss.class_weights", "[1, 2]"], "loss.class_weights has 2 numbers, but the dataset has 8 classes"),
+        (["--loss.class_weights", "1", "2"], "loss.class_weights has 2 numbers, but the dataset has 8 classes"),
         (["--model.backbone", "resnet9"], "backbone 'resnet9' is not a timm model; did you mean"),
         (["--precision", "16", "--device", "cpu"], "precision is 16, which needs a GPU; use bf16 or 32 on a CPU"),
+        (["--model.implementation", "fused", "--device", "cpu"], "implementation is fused, which needs a GPU, but the"),
         (["--accumulate", "8"], "each forward pass has 1 crop, but the image-level branch of CAAHead needs 2 or more"),
         (["--devices", "3", "--device", "cpu"], "batch_size is 8; expected a multiple of 3, 3 processes times 1"),
         (["--resume", "gone.pt"], "gone.pt: no such checkpoint"),
-        (["--init-from", "/no/such/model"], "/no/such/model: no such directory"),
+        (["--init-from", "/no/such/model"], "/no/such/model: no such model; expected a run, a model directory"),
     ],
 )
 def test_a_bad_command_line_is_one_message_and_exit_code_2(
@@ -137,14 +215,48 @@ def test_an_unknown_recipe_has_the_nearest_name(capsys: pytest.CaptureFixture[st
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == recipe_names()
+    assert [line.split()[0] for line in lines] == [*recipe_names(), *row_names()]
     assert all(len(line.split()) > 1 for line in lines)
+
+
+@pytest.mark.parametrize("name", ["scenes/demo_caa", "table1/caa_gate3x128"])
+def test_a_recipe_is_shown_and_copied_with_every_value(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", "show", name]) == 0
+    shown = capsys.readouterr().out
+    assert yaml.safe_load(shown) == load_recipe(name).as_dict()
+    file = tmp_path / "new" / "mine.yaml"
+    assert main(["recipes", "copy", name, str(file)]) == 0
+    assert file.read_text() == shown
+    assert load_recipe(file) == load_recipe(name)
+    capsys.readouterr()
+    assert main(["recipes", "copy", name, str(file)]) == 2
+    assert f"{file}: exists already; give the name of a new file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["show"], "caaseg recipes show needs NAME; caaseg recipes lists all names"),
+        (["copy", "scenes/demo_caa"], "caaseg recipes copy needs NAME and FILE, the new YAML file"),
+        (["shwo"], "ACTION is shwo; expected list, show or copy; did you mean show?"),
+        (["show", "table1/caa_gate3x12"], "recipe 'table1/caa_gate3x12' is neither a file nor the name of a shipped"),
+    ],
+)
+def test_a_bad_recipes_command_is_one_message(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["recipes", *words]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_help_explains_every_value(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
-    assert "--model.output-stride {8,16} How many pixels a feature of the head stands for: 8 or 16." in text
-    assert "--optimizer.warmup-steps WARMUP_STEPS Steps in which the learning rate rises from 0." in text
-    assert "(type: int, default: 40000)" in text
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for key in flat_fields(Recipe):
+        assert f"--{key.replace('_', '-')} " in text
+    assert "--model.output-stride {8,16} Output stride of the backbone. (default: 16)" in text
+    assert "--optimizer.warmup-steps WARMUP_STEPS Steps of linear warmup from 0. (an integer of 0 or more;" in text
+    assert "default: 40000)" in text

@@ -1,319 +1,287 @@
-"""What a model, and what a run is: frozen dataclasses, checked when they are made.
+"""Settings of models and training runs, with bounds, defaults and help. Does not import torch."""
 
-One run is one recipe, complete in one file. Nothing here imports torch, so that `caaseg train --help` is instant.
-"""
+from typing import Annotated, Any, Literal, Self
 
-import difflib
-from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal, Self, get_args
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from caaseg.models.heads import HEADS
+from caaseg.settings import Settings
 
 HEAD_NAMES = tuple(HEADS)
 Activation = Literal["leaky_relu", "relu"]
+Difficulty = Literal["easy", "medium", "hard"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
 OutputStride = Literal[8, 16]
 ResNetVariant = Literal["standard", "authors"]
-Color = tuple[int, int, int]
+
+RENAMED = {
+    "data.keep": "data.cache",
+    "data.options": "data.scenes or data.folder",
+    "enlarge": "input_upsampling",
+    "fused_normalisation": "fused_batch_norm",
+    "model.enlarge": "model.input_upsampling",
+    "optimiser": "optimizer",
+    "optimizer.clip": "optimizer.clip_grad_norm",
+}
+"""Keys of earlier versions, and their names today."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Base of all settings: they are frozen, and a changed copy is checked like a new one."""
-
-    def replace(self, **changes: Any) -> Self:
-        """Return a copy with other values."""
-        return replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return all values, nested settings as dictionaries."""
-        return asdict(self)
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Return the names of all values."""
-        return [one.name for one in fields(cls)]
+def _checked_head(name: str) -> str:
+    if name not in HEAD_NAMES and ":" not in name:
+        raise ValueError(f"{', '.join(HEAD_NAMES)}, or file.py:Class")
+    return name
 
 
-@dataclass(frozen=True, kw_only=True)
+def _split_size(value: Any) -> Any:
+    """Return [352, 480] for "352x480" and for ["352x480"], and [513, 513] for [513]; other values unchanged."""
+    parts = [value] if isinstance(value, str) else value
+    if isinstance(parts, list | tuple) and len(parts) == 1:
+        parts = str(parts[0]).lower().split("x")
+        return [int(part) if part.isdecimal() else part for part in (parts * 2 if len(parts) == 1 else parts)]
+    return value
+
+
+def _ordered_scales(scales: tuple[float, float]) -> tuple[float, float]:
+    if not 1 / 16 <= scales[0] <= scales[1] <= 16:
+        raise ValueError("the smallest, then the largest, from 1/16 to 16")
+    return scales
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+Width = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+Byte = Annotated[int, Field(strict=True, ge=0, le=255)]
+Workers = Annotated[int, Field(strict=True, ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+NotNegative = Annotated[float, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Color = tuple[Byte, Byte, Byte]
+Side = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
+Size = Annotated[tuple[Side, Side], BeforeValidator(_split_size)]
+
+
 class Architecture(Settings):
-    """A network but for what the data decide."""
+    """Architecture settings that do not depend on the dataset."""
 
-    head: str = "caa"
-    """fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet."""
+    head: Annotated[str, AfterValidator(_checked_head)] = "caa"
+    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, or file.py:Class."""
     backbone: str = "resnet50"
-    """A timm model that supports features_only and output_stride."""
+    """Backbone: a timm model that supports features_only and output_stride."""
     output_stride: OutputStride = 16
-    """How many pixels a feature of the head stands for: 8 or 16."""
-    stages: int | None = None
-    """How many stages of the backbone are used, each ending in a feature of stride 4 or coarser; none takes all."""
-    input_upsampling: float = 1.0
-    """How many times as large as they are given images go through the network, 1 to 4: thin things show better."""
+    """Output stride of the backbone."""
+    stages: Annotated[int, Field(strict=True, ge=1, le=100)] | None = None
+    """Number of backbone stages, each ending in features of stride 4 or coarser; none uses all."""
+    input_upsampling: Annotated[float, Field(ge=1, le=4)] = 1.0
+    """Input upsampling factor; larger inputs help with thin objects."""
     aux: bool = False
-    """Whether an auxiliary branch on the backbone's feature is trained along."""
+    """Train an auxiliary classifier on the backbone's features."""
     decoder: bool = False
-    """Whether the simple decoder refines the result at stride 4."""
-    decoder_channels: int = 256
-    """Channels of the decoder's result; it computes most of what a small network does."""
-    multi_grid: tuple[int, ...] | None = None
-    """Dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4)."""
+    """Refine the result with the simple decoder at stride 4."""
+    decoder_channels: Width = 256
+    """Output channels of the decoder."""
+    multi_grid: tuple[Annotated[int, Field(strict=True, ge=1, le=1000)], ...] | None = None
+    """Dilation factors of the blocks of the last ResNet stage, such as 1 2 4."""
     resnet_variant: ResNetVariant = "standard"
-    """The standard ResNet, or the authors' (deep stem, strides in the last blocks)."""
-    channels: int = 512
-    """Channels of the head's entry convolution, of the attention's values and of what follows."""
-    key_channels: int = 64
+    """Standard ResNet, or the authors' (deep stem, strides in the last blocks)."""
+    channels: Width = 512
+    """Channels of the head."""
+    key_channels: Width = 64
     """Channels of queries and keys."""
-    gate_layers: int = 5
-    """Hidden layers of a channel gate."""
-    gate_width: int = 128
-    """Units of a hidden layer of a channel gate."""
+    gate_layers: Annotated[int, Field(strict=True, ge=1, le=100)] = 5
+    """Hidden layers of each channel gate."""
+    gate_width: Width = 128
+    """Units per hidden layer of a channel gate."""
     gate_activation: Activation = "leaky_relu"
-    """Activation inside a channel gate: leaky_relu or relu."""
+    """Activation in the channel gates."""
     implementation: Implementation = "auto"
-    """How channelized axial attention is computed; all give the same numbers."""
-    groups: int = 16
-    """Number of slices of the implementation "grouped"."""
+    """Implementation of channelized axial attention; all give the same numbers."""
+    groups: Width = 16
+    """Number of groups of the implementation "grouped"."""
     se_first: bool = True
-    """For axial_se: squeeze-and-excitation before the axial attention, or after it."""
+    """For axial_se: squeeze-and-excitation before the axial attention instead of after it."""
 
-    def __post_init__(self) -> None:
-        if self.head not in HEAD_NAMES and ":" not in str(self.head):  # module:Class and file.py:Class are custom heads
-            close = difflib.get_close_matches(str(self.head), HEAD_NAMES, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
-            raise ValueError(f"head is {self.head!r}{hint}; expected one of {', '.join(HEAD_NAMES)}")
-        _among(self, "output_stride", OutputStride)
-        _among(self, "resnet_variant", ResNetVariant)
-        _among(self, "gate_activation", Activation)
-        _among(self, "implementation", Implementation)
-        if not 1 <= self.input_upsampling <= 4:
-            raise ValueError(f"input_upsampling is {self.input_upsampling}; expected a factor from 1 to 4")
-        if self.stages is not None:
-            if not _is_whole(self.stages, 1, 100):
-                raise ValueError(f"stages is {self.stages!r}; expected a whole number from 1, or none for all")
-            if self.resnet_variant == "authors":
-                raise ValueError(
-                    f"stages is {self.stages}, but resnet_variant authors is the paper's network, whole; leave out one"
-                )
-        _whole(self, 1, 65_536, "channels", "key_channels", "gate_width", "groups", "decoder_channels")
-        _whole(self, 1, 100, "gate_layers")
-        if self.multi_grid is not None and not all(_is_whole(factor, 1, 1000) for factor in self.multi_grid):
-            raise ValueError(f"multi_grid is {self.multi_grid}; expected whole numbers from 1, one a block, or none")
+    @model_validator(mode="after")
+    def _check_stages(self) -> Self:
+        if self.stages is not None and self.resnet_variant == "authors":
+            raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; leave out one")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig(Architecture):
-    """All that is needed to build a model again."""
+    """Everything needed to build a model."""
 
-    num_classes: int
+    num_classes: Annotated[int, Field(strict=True, ge=1, le=255)]  # labels are uint8, and 255 is ignored
     """Number of classes."""
     classes: tuple[str, ...] | None = None
     """Names of the classes."""
     palette: tuple[Color, ...] | None = None
-    """Colors of the classes, RGB."""
+    """RGB colors of the classes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _whole(self, 1, 255, "num_classes")  # labels are one byte, and 255 is ignored
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
         for name in ("classes", "palette"):
-            given = getattr(self, name)
-            if given is not None and len(given) != self.num_classes:
-                raise ValueError(f"{name} has {len(given)} entries, but num_classes is {self.num_classes}")
-        if self.classes is not None and not all(isinstance(name, str) for name in self.classes):
-            raise ValueError(f"classes are {self.classes}; expected names, one a class")
-        for color in self.palette or ():
-            if len(color) != 3 or not all(_is_whole(value, 0, 255) for value in color):
-                raise ValueError(f"palette has {color}; expected red, green and blue from 0 to 255, one color a class")
+            entries = getattr(self, name)
+            if entries is not None and len(entries) != self.num_classes:
+                raise ValueError(f"{name} has {len(entries)} entries, but num_classes is {self.num_classes}")
+        return self
 
 
-@dataclass(frozen=True, kw_only=True)
 class ModelRecipe(Architecture):
-    """The network of a run."""
+    """Model of a training run."""
 
-    num_classes: int | None = None
-    """Number of classes; none takes the data's. Another number than the data's is refused before the first step."""
+    num_classes: Annotated[int, Field(strict=True, ge=1, le=255)] | None = None
+    """Number of classes; none takes the dataset's, any other number is an error."""
     pretrained: bool | str = False
-    """Start the backbone from timm's ImageNet weights (true), or from a file of backbone weights."""
+    """Initialize the backbone with timm's ImageNet weights (true) or with a file of backbone weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Augmentation(Settings):
     """Random changes of training samples: scale, crop, flip and color."""
 
-    crop: tuple[int, int] = (513, 513)
+    crop: Size = (513, 513)
     """Height and width of training crops."""
-    scales: tuple[float, float] = (0.5, 2.0)
+    scales: Annotated[tuple[float, float], AfterValidator(_ordered_scales)] = (0.5, 2.0)
     """Smallest and largest random scale."""
-    scale_step: float | None = 0.25
-    """Scales are drawn in such steps; none takes any in between."""
-    flip: float = 0.5
-    """Probability of being mirrored."""
-    brightness: float = 0.0
-    """Most that is added to or taken from all values of half of the images; the authors' code has 32."""
-    contrast: float = 0.0
-    """Most by which the factor of contrast differs from 1."""
-    saturation: float = 0.0
-    """Most by which the factor of saturation differs from 1."""
-
-    def __post_init__(self) -> None:
-        smallest, largest = self.scales
-        if min(self.crop) < 1:
-            raise ValueError(f"crop is {self.crop[0]} x {self.crop[1]}; expected at least 1 on each side")
-        if not 1 / 16 <= smallest <= largest <= 16:
-            raise ValueError(f"scales are {smallest} to {largest}; expected smallest to largest, from 1/16 to 16")
-        if self.scale_step is not None and not self.scale_step >= 1 / 1024:
-            raise ValueError(f"scale_step is {self.scale_step}; expected {1 / 1024} or more, or none for any scale")
-        for name, most in (("flip", 1), ("brightness", 255), ("contrast", 1), ("saturation", 1)):
-            if not 0 <= getattr(self, name) <= most:
-                raise ValueError(f"{name} is {getattr(self, name)}; expected 0 to {most}")
+    scale_step: Annotated[float, Field(ge=1 / 1024)] | None = 0.25
+    """Step between random scales; none draws any scale in between."""
+    flip: Share = 0.5
+    """Probability of a horizontal flip."""
+    brightness: Annotated[float, Field(ge=0, le=255)] = 0.0
+    """Largest change of brightness, applied to half of the images; the authors' code uses 32."""
+    contrast: Share = 0.0
+    """Largest change of the contrast factor."""
+    saturation: Share = 0.0
+    """Largest change of the saturation factor."""
 
 
-@dataclass(frozen=True, kw_only=True)
+class ScenesOptions(Settings):
+    """Options of the dataset scenes."""
+
+    length: Annotated[int, Field(strict=True, ge=1)] | None = None
+    """Number of scenes; none takes the split's default."""
+    size: Size = (128, 128)
+    """Height and width of a scene, at least 64."""
+    difficulty: Difficulty = "medium"
+    """Number of houses and lamps, and the amount of noise."""
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Random seed of the scenes."""
+
+
+class FolderOptions(Settings):
+    """Options of the dataset folder."""
+
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Fraction of the images in the validation split, where the directory defines no splits."""
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Random seed of that split."""
+
+
 class DataRecipe(Augmentation):
-    """What a run learns from, and what its samples go through."""
+    """Dataset and augmentation of a training run."""
 
     dataset: str
-    """A name of `caaseg data list`."""
+    """Dataset name; caaseg data list shows all."""
     root: str | None = None
-    """Folder of the dataset; none for scenes, which are drawn."""
+    """Directory of the dataset; none for scenes, which need no files."""
     train_split: str = "train"
-    """What is learned from; several joined with +, such as train+val."""
+    """Training split; several joined with +, such as train+val."""
     val_split: str = "val"
-    """What is scored during training."""
-    options: dict[str, Any] = field(default_factory=dict)
-    """Further options of the dataset, such as size and difficulty of scenes."""
-    workers: int = 4
-    """Processes that read beside each training process."""
+    """Validation split."""
+    scenes: ScenesOptions = ScenesOptions()
+    """Options of the dataset scenes."""
+    folder: FolderOptions = FolderOptions()
+    """Options of the dataset folder."""
+    workers: Workers = 4
+    """Data loading processes per training process."""
     cache: bool = False
-    """Keep decoded images in memory, read once by each training process: for datasets that fit."""
+    """Cache decoded images in memory, once per training process."""
     bad_files: Literal["stop", "skip"] = "stop"
-    """What to do with a file that cannot be read during training."""
+    """What to do if a file cannot be read during training."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(self, 0, "workers")
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of this recipe's dataset, as keyword arguments."""
+        options = getattr(self, self.dataset, None)
+        return dict(options) if isinstance(options, Settings) else {}
 
 
-@dataclass(frozen=True, kw_only=True)
 class LossRecipe(Settings):
-    """What is made small. Sums run over the labelled pixels of a whole step, on all devices."""
+    """Training losses, averaged over the labeled pixels of a whole step, on all devices."""
 
-    aux_weight: float = 0.4
-    """Weight of the auxiliary branch's loss."""
-    branch_weight: float = 1.0
+    aux_weight: NotNegative = 0.4
+    """Weight of the auxiliary loss."""
+    branch_weight: NotNegative = 1.0
     """Weight of the loss of each further branch (danet: spatial, channel; axial_se: channel)."""
-    class_weights: Literal["none", "log"] | tuple[float, ...] = "none"
-    """None, 1 / log(1.1 + frequency) from the training labels, or one number a class."""
-    ohem: float | None = None
-    """Learn from the hardest share of the labelled pixels alone, such as 0.25; none learns from all."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, 0, "aux_weight", "branch_weight")
-        if self.ohem is not None and not 0 < self.ohem <= 1:
-            raise ValueError(f"ohem is {self.ohem}; expected a share above 0, at most 1")
+    class_weights: Literal["none", "log"] | tuple[NotNegative, ...] = "none"
+    """Class weights: none, log for 1 / log(1.1 + frequency), or one number per class."""
+    ohem: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Fraction of hardest pixels to train on (online hard example mining); none uses all pixels."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class OptimizerRecipe(Settings):
-    """How the weights are moved."""
+    """Optimizer, learning rate schedule and EMA."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum, or AdamW."""
-    lr: float = 0.01
+    """Optimizer: SGD with momentum, or AdamW."""
+    lr: NotNegative = 0.01
     """Learning rate at the start of the schedule."""
-    momentum: float = 0.9
-    """Of SGD."""
-    weight_decay: float = 2e-4
-    """On kernels alone, in PyTorch's convention: twice the factor of an L2 loss."""
-    head_lr_factor: float = 1.0
-    """Factor of the learning rate for everything behind the backbone."""
+    momentum: Decay = 0.9
+    """Momentum of SGD."""
+    weight_decay: NotNegative = 2e-4
+    """Weight decay, applied to convolution and linear weights only."""
+    head_lr_factor: NotNegative = 1.0
+    """Learning rate factor for all parameters outside the backbone."""
     schedule: Literal["poly", "cosine"] = "poly"
-    """How the learning rate falls to 0."""
-    power: float = 0.9
-    """Of the poly schedule."""
-    warmup_steps: int = 0
-    """Steps in which the learning rate rises from 0."""
-    clip_grad_norm: float | None = None
-    """Largest norm of the gradient; none leaves it."""
-    ema: float | None = None
-    """Decay of a running mean of the weights, such as 0.999, which is then what is scored and saved."""
-
-    def __post_init__(self) -> None:
-        _at_least(self, 0, "lr", "weight_decay", "head_lr_factor", "warmup_steps", "power")
-        for name in ("momentum", "ema"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ValueError(f"{name} is {value}; expected 0 or more and below 1")
-        if self.clip_grad_norm is not None and self.clip_grad_norm <= 0:
-            raise ValueError(f"clip_grad_norm is {self.clip_grad_norm}; expected a norm above 0, or none")
+    """Learning rate schedule, which ends at 0."""
+    power: NotNegative = 0.9
+    """Power of the poly schedule."""
+    warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Steps of linear warmup from 0."""
+    clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
+    """Largest gradient norm; none does not clip."""
+    ema: Decay | None = None
+    """EMA decay of the weights, such as 0.999; the EMA weights are then evaluated and saved."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Recipe(Settings):
-    """A run, whole."""
+    """A complete training run."""
 
-    model: ModelRecipe
-    """The network."""
+    model: ModelRecipe = ModelRecipe()
+    """Model of a training run."""
     data: DataRecipe
-    """What it learns from."""
-    loss: LossRecipe = field(default_factory=LossRecipe)
-    """What is made small."""
-    optimizer: OptimizerRecipe = field(default_factory=OptimizerRecipe)
-    """How the weights are moved."""
-    steps: int = 40_000
+    """Dataset and augmentation; needs at least data.dataset."""
+    loss: LossRecipe = LossRecipe()
+    """Training losses."""
+    optimizer: OptimizerRecipe = OptimizerRecipe()
+    """Optimizer, learning rate schedule and EMA."""
+    steps: Count = 40_000
     """Optimizer steps."""
-    batch_size: int = 16
-    """Images a step, over all devices and accumulation steps together."""
-    accumulate: int = 1
-    """Parts that a step is computed in, one after the other, to save memory."""
+    batch_size: Count = 16
+    """Images per step, over all devices and accumulation steps together."""
+    accumulate: Count = 1
+    """Gradient accumulation steps per optimizer step."""
     precision: Literal["32", "bf16", "16"] = "32"
-    """What autocast computes in."""
+    """Precision of autocast."""
     channels_last: bool = True
-    """Memory layout of the network."""
+    """Use the channels_last memory format."""
     compile: bool = False
-    """Compile the network with torch.compile."""
+    """Compile the model with torch.compile."""
     cuda_graph: bool = False
-    """Record the network's step once and replay it, where there is one GPU: launching kernels then takes no time."""
+    """Capture the training step in a CUDA graph and replay it; on one GPU only."""
     fused_batch_norm: bool = False
-    """Normalize, add shortcuts and take ReLU in few passes over the features, where there is one GPU."""
+    """Fuse batch normalization, shortcut addition and ReLU; on one GPU only."""
     deterministic: bool = False
-    """Use deterministic algorithms alone: two runs give identical weights."""
-    seed: int = 0
-    """Decides initial weights, order and augmentation."""
-    validate_every: int = 1000
-    """Steps between two scorings of the validation split; the last step is always scored."""
-    checkpoint_every: int = 500
-    """Steps between two checkpoints."""
+    """Use deterministic algorithms only: two runs give identical weights."""
+    seed: Annotated[int, Field(strict=True, ge=0)] = 0
+    """Random seed of initial weights, sample order and augmentation."""
+    validate_every: Count = 1000
+    """Steps between validations; the last step is always validated."""
+    checkpoint_every: Count = 500
+    """Steps between checkpoints."""
 
-    def __post_init__(self) -> None:
-        _at_least(self, 1, "steps", "batch_size", "accumulate", "validate_every", "checkpoint_every")
-        _at_least(self, 0, "seed")
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
         if self.cuda_graph and (self.compile or self.accumulate > 1):
-            raise ValueError("cuda_graph is true, which goes neither with compile nor with accumulate above 1")
+            raise ValueError("cuda_graph is true, but works neither with compile nor with accumulate above 1")
         if self.batch_size % self.accumulate:
-            raise ValueError(
-                f"batch_size is {self.batch_size}, which {self.accumulate} accumulation steps do not divide evenly"
-            )
-
-
-def _is_whole(value: object, least: int, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _whole(config: object, least: int, most: int, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not _is_whole(value, least, most):
-            raise ValueError(f"{name} is {value!r}; expected a whole number from {least} to {most}")
-
-
-def _at_least(config: object, least: float, *names: str) -> None:
-    for name in names:
-        value = getattr(config, name)
-        if not value >= least:
-            raise ValueError(f"{name} is {value}; expected {least} or more")
-
-
-def _among(config: object, name: str, literal: Any) -> None:
-    value = getattr(config, name)
-    if value not in get_args(literal):
-        raise ValueError(f"{name} is {value!r}; expected {' or '.join(map(str, get_args(literal)))}")
+            raise ValueError(f"batch_size is {self.batch_size}; expected a multiple of accumulate, {self.accumulate}")
+        return self

@@ -27,6 +27,7 @@ from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import InputImage
 from caaseg.data.sample import BadFileError
 from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, read_note, save_labels, save_overlay
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write, lock_name, remove_stale_temporaries
 from caaseg.models.inference import LoadedModel, is_out_of_memory
 from caaseg.models.predictor import Average, Precision, Predictor
@@ -178,13 +179,13 @@ def _write_record(task: PredictTask) -> None:
             found = json.loads(path.read_text())["made_by"]
             different = [name for name in wanted if found[name] != wanted[name]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
+            raise CaasegError(
                 f"{path}: not a record of predictions; expected the file that caaseg predict writes; use another --out"
             ) from error
         if not different:
             return
         if any(result.is_file() and result != path and result.name[0] != "." for result in task.out.rglob("*")):
-            raise ValueError(
+            raise CaasegError(
                 f"{path.parent}: has predictions with a different {' and a different '.join(different)}; "
                 "use another --out, or delete that directory"
             )

@@ -144,8 +144,8 @@ def test_models_of_different_classes_are_rejected(tmp_path: Path, capsys: pytest
     build_model("fcn", num_classes=5).save_pretrained(tmp_path / "five")
     assert main(["compare", fcn, str(tmp_path / "five"), *words]) == 2
     assert (
-        f"{tmp_path / 'five'} tells 5 classes apart (without names), but {fcn} 8 (meadow, water, sand, ...); "
-        "compare models of the same classes" in capsys.readouterr().err
+        f"{tmp_path / 'five'} has 5 classes (without names), but {fcn} has 8 (meadow, water, sand, ...); "
+        "compare models with the same classes" in capsys.readouterr().err
     )
     assert main(["compare", fcn, fcn, "--dataset", "scenes", "--out", str(tmp_path / "x.gif")]) == 2
     assert "--out is" in capsys.readouterr().err

@@ -130,9 +130,9 @@ def test_bad_input_gives_exit_code_2_and_one_message(tmp_path: Path, capsys: pyt
     assert "the model's head is fcn" in capsys.readouterr().err
     danet = save_model("danet", tmp_path / "danet")
     assert main(["conflicts", danet, *words, "--images", "0"]) == 2
-    assert "--images is 0; expected 1 or more" in capsys.readouterr().err
+    assert "--images is 0; expected an integer of 1 or more" in capsys.readouterr().err
     assert main(["conflicts", danet, "--dataset", "scenes", "--out", f"{danet}/config.json"]) == 2
-    assert "which is a file; expected a folder" in capsys.readouterr().err
+    assert "which is a file; expected a new or existing directory" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -87,20 +87,24 @@ def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--sizes", "3x3"], "--sizes has '3x3'; expected batch x height x width, such as 16x65x65"),
-        (["--sizes", "1x0x3"], "--sizes has '0'; expected a whole number from 1 to a million"),
-        (["--sizes", ","], "--sizes is ','; expected one value or several separated by commas"),
-        (["--groups", "0"], "--groups has '0'; expected a whole number from 1 to a million"),
-        (["--dtypes", "float8"], "--dtypes has 'float8'; expected any of float64, float32, bfloat16, float16"),
+        (["--sizes", "3x3"], "--sizes is 3x3; expected a list of groups of 3 integers of 1 or more, or none"),
+        (["--sizes", "1x0x3"], "--sizes is 1x0x3; expected a list of groups of 3 integers of 1 or more, or none"),
+        (["--sizes", ","], "--sizes is empty; expected a list of groups of 3 integers of 1 or more, or none"),
+        (["--groups", "0"], "--groups is 0; expected a list of integers of 1 or more"),
+        (
+            ["--dtypes", "float8"],
+            "--dtypes is float8; expected a list of float64, float32, bfloat16 or float16, or none; did "
+            "you mean float64?",
+        ),
         (
             ["--implementations", "fast"],
-            "--implementations has 'fast'; expected any of axial, fused, factorised, grouped, loop",
+            "--implementations is fast; expected a list of axial, fused, factorised, grouped or loop, or none",
         ),
-        (["--channels", "0"], "--channels is 0; expected 1 or more"),
-        (["--seconds", "-1"], "--seconds is -1.0; expected 0 or more"),
+        (["--channels", "0"], "--channels is 0; expected an integer of 1 or more"),
+        (["--seconds", "-1"], "--seconds is -1; expected a number of 0 or more"),
         (["--json", ""], "--json is ''; expected the name of a file"),
         (["--json", "/"], "--json is '/'; expected the name of a file"),
-        (["--figure", "x.txt"], "--figure is 'x.txt'; expected a name that ends in .png, .svg or .pdf"),
+        (["--figure", "x.txt"], "--figure is x.txt; expected a file name that ends in .png, .svg or .pdf"),
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(

@@ -102,9 +102,9 @@ def test_the_command_measures_synthetic_scenes_and_writes_numbers(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--crop", "3x5x2"], "--crop is '3x5x2'; expected height x width, such as 352x480, or one number for both"),
-        (["--crop", "0x480"], "--crop has '0'; expected a whole number from 1 to a million"),
-        (["--rounds", "0"], "--rounds is 0; expected 1 or more"),
+        (["--crop", "3x5x2"], "--crop is 3x5x2; expected 2 integers from 1 to 1000000"),
+        (["--crop", "0x480"], "--crop is 0x480; expected 2 integers from 1 to 1000000"),
+        (["--rounds", "0"], "--rounds is 0; expected an integer of 1 or more"),
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(

@@ -42,8 +42,20 @@ def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--models", "caa,fcn:plain", "--backbone", "test_resnet", "--batch", "2", "--size", "33", "--seconds", "0"]
-    words += ["--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2", "--json", "-"]
+    words = [
+        "--models",
+        "caa,fcn:plain",
+        "--backbone",
+        "test_resnet",
+        "--batch",
+        "2",
+        "--sizes",
+        "33",
+        "--seconds",
+        "0",
+    ]
+    words += ["--seconds", "0", "--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2"]
+    words += ["--json", "-"]
     assert main(["benchmark", "model", *words]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
@@ -64,10 +76,10 @@ def test_models_of_torchvision_are_measured_in_training_and_inference() -> None:
 
 def test_invalid_numbers_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["benchmark", "model", "--batch", "0", "--device", "cpu"]) == 2
-    assert capsys.readouterr().err == "caaseg: --batch is 0; expected 1 or more\n"
+    assert capsys.readouterr().err == "caaseg: --batch is 0; expected an integer of 1 or more\n"
 
     assert main(["benchmark", "model", "--rounds", "0", "--device", "cpu"]) == 2
-    assert capsys.readouterr().err == "caaseg: --rounds is 0; expected 1 or more\n"
+    assert capsys.readouterr().err == "caaseg: --rounds is 0; expected an integer of 1 or more\n"
 
 
 def test_the_faster_of_two_measurements_is_used() -> None:

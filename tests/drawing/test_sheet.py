@@ -66,8 +66,8 @@ def test_camvid_is_shown(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["camvid", "--out", "x.png"], "camvid needs the directory of its files; give it as --root"),
-        (["scenes", "--out", "x.txt"], "--out is 'x.txt'; expected a name that ends in .png, .svg or .pdf"),
-        (["scenes", "--out", "x.png", "--samples", "0"], "--samples is 0; expected 1 or more"),
+        (["scenes", "--out", "x.txt"], "--out is x.txt; expected a file name that ends in .png, .svg or .pdf"),
+        (["scenes", "--out", "x.png", "--samples", "0"], "--samples is 0; expected an integer of 1 or more"),
         (["scenes", "--out", "x.png", "--split", "all"], "scenes: split is 'all'; expected any of train, val, test"),
     ],
 )

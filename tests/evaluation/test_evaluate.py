@@ -234,7 +234,7 @@ def test_a_page_is_written_by_one_process(place: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode != 0
-    assert "--page looks at every image, but 2 processes share them; start one process" in result.stderr
+    assert "--page needs all images, but 2 processes share them; start one process" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -255,15 +255,15 @@ def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--scales", "1.0,big"], "--scales has 'big'; expected a number above 0, such as 0.75"),
-        (["--scales", "0"], "--scales has '0'; expected a number above 0"),
-        (["--window", "5x6x7"], "--window is '5x6x7'; expected height x width"),
+        (["--scales", "1.0,big"], "--scales is 1.0 big; expected a list of numbers above 0"),
+        (["--scales", "0"], "--scales is 0; expected a list of numbers above 0"),
+        (["--window", "5x6x7"], "--window is 5x6x7; expected 2 integers from 1 to 1000000"),
         (["--split", "trial"], "camvid"),
         (["--dataset", "camvids"], "no dataset is called 'camvids'; expected any of pascal_context, "),
         (["--dataset", "scenes"], "the model has 11 classes, but the dataset has 8 (meadow, water, sand, ...)"),
         (["--submission", "out"], "--submission is for the Cityscapes server, but --dataset is camvid; leave it out"),
-        (["--batch-size", "0"], "batch_size is 0; expected 1 or more"),
-        (["--workers", "-1"], "workers is -1; expected 0 or more"),
+        (["--batch-size", "0"], "--batch-size is 0; expected an integer of 1 or more"),
+        (["--workers", "-1"], "--workers is -1; expected an integer of 0 or more"),
     ],
 )
 def test_bad_input_ends_with_one_message(
@@ -289,7 +289,7 @@ def test_a_missing_model_or_root_is_said(
 def test_other_names_for_the_classes_are_noted(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(11, classes=[f"class {k}" for k in range(11)]).save_pretrained(tmp_path)
     assert main(["evaluate", str(tmp_path), *words(place, "--workers", "0")[2:]]) == 0
-    assert "names its classes otherwise than the data do" in " ".join(capsys.readouterr().out.split())
+    assert "the class names of the model and the dataset differ" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,16 +173,16 @@ def test_gate_and_implementation_options_reach_the_block() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": "cca"}, "head is 'cca' (did you mean caa?); expected one of fcn, axial, axial_se, caa"),
+        ({"head": "cca"}, "head is cca; expected fcn, axial, axial_se, caa"),
         ({"output_stride": 4}, "output_stride is 4; expected 8 or 16"),
-        ({"num_classes": 0}, "num_classes is 0; expected a whole number from 1 to 255"),
-        ({"num_classes": "3"}, "num_classes is '3'; expected a whole number from 1 to 255"),
-        ({"channels": 0}, "channels is 0; expected a whole number from 1 to 65536"),
-        ({"implementation": "bogus"}, "implementation is 'bogus'; expected auto or factorised or grouped"),
-        ({"classes": [1, 2, 3, 4, 5]}, "classes are (1, 2, 3, 4, 5); expected names, one a class"),
+        ({"num_classes": 0}, "num_classes is 0; expected an integer from 1 to 255"),
+        ({"num_classes": "3"}, "num_classes is '3'; expected an integer from 1 to 255"),
+        ({"channels": 0}, "channels is 0; expected an integer from 1 to 65536"),
+        ({"implementation": "bogus"}, "implementation is bogus; expected auto, factorised, grouped"),
+        ({"classes": [1, 2, 3, 4, 5]}, "classes is 1 2 3 4 5; expected a list of names, or none"),
         ({"classes": ["a", "b"]}, "classes has 2 entries, but num_classes is 5"),
         ({"palette": [(0, 0, 0)]}, "palette has 1 entries, but num_classes is 5"),
-        ({"resnet_variant": "mine"}, "resnet_variant is 'mine'; expected standard or authors"),
+        ({"resnet_variant": "mine"}, "resnet_variant is mine; expected standard or authors"),
         ({"gate_layer": 3}, "create_model has no option 'gate_layer'; did you mean gate_layers?"),
     ],
 )

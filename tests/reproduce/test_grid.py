@@ -1,4 +1,4 @@
-"""What a table asks to be run, and what is refused before anything is."""
+"""The runs of a table, and the messages for grids that cannot be run."""
 
 from pathlib import Path
 
@@ -32,21 +32,21 @@ def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["heads"], "heads is no table of the paper and has no data of its own; give --dataset or --recipe"),
+        (["heads"], "heads is not a table of the paper and has no dataset; give --dataset or --recipe"),
         (["table2", "--dataset", "nowhere"], "no dataset is called 'nowhere'; expected any of"),
         (
             ["table2", "--dataset", "pascal_context_60"],
-            "no recipe is shipped for pascal_context_60; give one by --recipe",
+            "no recipe is shipped for pascal_context_60; give one with --recipe",
         ),
         (["table2", "--dataset", "camvid", "--recipe", "scenes/caa_resnet18"], "but recipe scenes/caa_resnet18 is for"),
         (["table2", "--rows", "ca"], "--rows has 'ca'; expected any of axial, axial_se, caa"),
-        (["table2", "--seeds", "0"], "--seeds is 0; expected 1 or more"),
-        (["table2", "--seed", "3"], "--seed is what the grid itself decides; expected --seeds N"),
-        (["table2", "--data.dataset=camvid"], "--data.dataset is what the grid itself decides; expected --dataset"),
+        (["table2", "--seeds", "0"], "--seeds is 0; expected an integer of 1 or more"),
+        (["table2", "--seed", "3"], "--seed is set by the grid; expected --seeds N"),
+        (["table2", "--data.dataset=camvid"], "--data.dataset is set by the grid; expected --dataset"),
         (["table2", "--keep-run", "false"], "unknown option --keep-run; did you mean --keep-runs?"),
         (["table2", "--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
         (["groups", "--dataset", "scenes"], "--dataset is given, but groups trains nothing and reads no data"),
-        (["groups", "--steps", "3"], "--steps is given, but groups trains nothing by a recipe; leave it out"),
+        (["groups", "--steps", "3"], "--steps is given, but groups trains nothing with a recipe; leave it out"),
         (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the directory of its files"),
     ],
 )

@@ -163,7 +163,7 @@ def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.Capture
         ("test", [0.5, 1.0], True),
     ]
     page = (copied / "table2.md").read_text()
-    assert "| channelized axial attention, several scales, mirrored |" in page
+    assert "| channelized axial attention, several scales, flipped |" in page
     assert "squeeze" not in page.partition("\n\n- ")[0].partition("\n\n")[2]  # a row that was not selected
 
     assert main(words) == 0
@@ -185,7 +185,7 @@ def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsy
     assert main([*words, "2"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"caa-seed0 takes about 1100 s, and 1[12]\d s are left", out)
-    assert "the time is up: 2 of 6 cells are left; the same command goes on" in out
+    assert "the time is up: 2 of 6 cells are left; run the same command to continue" in out
     assert "| channelized axial attention | not finished |" in (copied / "table2.md").read_text()
     assert main([*words, "30"]) == 0  # estimated from a shorter cell of the same row
     assert "takes about" not in capsys.readouterr().out
@@ -206,15 +206,16 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
 
     words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "14", "--checkpoint_every", "100"]
     words += ["--out", str(tmp_path / "grid"), "--validate_every", "100"]
+    words += ["--split", "test"]  # validation during training scores val, which would be reused
     before = signal.getsignal(number)
     with monkeypatch.context() as patch:
         patch.setattr(import_module("caaseg.cli.reproduce"), "training_bars", signalling)
         assert main(words) == 128 + number
     assert signal.getsignal(number) == before
-    assert "stopped: 1 of 1 cells are left; the same command goes on" in capsys.readouterr().out
+    assert "stopped: 1 of 1 cells are left; run the same command to continue" in capsys.readouterr().out
     run = tmp_path / "grid" / "runs" / "fcn-seed0"
     (kept,) = (run / "checkpoints").iterdir()
-    assert kept.name == "step-00000012.pt"
+    assert kept.name == "step-00000011.pt"
     with monkeypatch.context() as patch:
         patch.setattr(runner, "evaluate", stop)
         assert main(words) == 128 + number

@@ -233,7 +233,7 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     train(small_recipe(), tmp_path / "scenes", device="cpu")
     images_and_masks(tmp_path / "mine")
     words = ["train", "folder/caa_resnet18", "--data.root", str(tmp_path / "mine"), "--device", "cpu", *WORDS]
-    words += ["--data.options", "{}", "--data.crop", "[48, 48]", "--batch_size", "4"]
+    words += ["--data.crop", "48", "48", "--batch_size", "4"]
     with caplog.at_level(logging.WARNING):
         assert main([*words, "--out", str(tmp_path / "run")]) == 0
     assert "found 2 classes in the masks" in caplog.text
@@ -242,7 +242,7 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     tuned = [*words, "--init-from", str(tmp_path / "scenes"), "--out", str(tmp_path / "tuned"), "--steps", "1"]
     with caplog.at_level(logging.WARNING):
         assert main(tuned) == 0
-    assert "was learned on 8 classes and is loaded with 2: the classifiers start anew" in caplog.text
+    assert "was trained on 8 classes and is loaded with 2: the classifiers are initialized anew" in caplog.text
     first, after = weights(tmp_path / "scenes"), weights(tmp_path / "tuned")
     distance = (first["backbone.net.conv1.0.weight"] - after["backbone.net.conv1.0.weight"]).abs().max()
     assert distance < 0.01  # one small step away from where it started
@@ -274,7 +274,7 @@ def test_cached_data_gives_the_same_weights_and_may_be_switched_off_on_resume(tm
 
 def test_data_larger_than_the_memory_are_not_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
-    assert main([*words, "--data.cache", "true", "--data.options", "{size: [64, 64], length: 1000000000}"]) == 2
+    assert main([*words, "--data.cache", "true", "--data.scenes.length", "1000000000"]) == 2
     said = capsys.readouterr().err
     assert "data.cache is true, but the decoded images need about 32,768.0 GB and " in said
     assert "GB of memory are free; set data.cache false to read them from their files in each step" in said
@@ -309,7 +309,7 @@ def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
-    assert main([*words, "--data.crop", "[1000000, 1000000]"]) == 2
+    assert main([*words, "--data.crop", "1000000x1000000"]) == 2
     said = capsys.readouterr().err
     assert "before the first step: 2 crops of 1000000 x 1000000 do not fit in the memory of the device; set a" in said
     assert "a larger accumulate, or precision bf16 (they need at least 90,250.0 GB, and this machine has" in said

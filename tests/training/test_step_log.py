@@ -23,7 +23,7 @@ def test_the_host_runs_ahead_of_the_gpu(tmp_path: Path) -> None:
             finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
             finished.record()
             log.step(step, loss + 0 * product[0, 0], ("a.png",))
-            busy += not finished.query()
+            busy += not finished.query()  # type: ignore[no-untyped-call]
         log.flush()
     assert busy >= 18  # the loss of the previous step was read while this step was still computed
     assert [line["loss"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [10, 20]

@@ -23,6 +23,7 @@ from caaseg.attention import ChannelizedAxialAttention, channelized_axial_attent
 from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.data.transforms import normalize
+from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import check_classes
 from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models.heads import HEADS, head_class
@@ -62,12 +63,12 @@ class Views(nn.Module):
 
 
 def check_head(model: Segmenter) -> None:
-    """Raise ValueError for a head that has neither branches nor gates."""
+    """Raise CaasegError for a head that has neither branches nor gates."""
     if not model.head.views:
         heads = {name: head_class(name) for name in HEADS if head_class(name).views}
         branches = ", ".join(name for name, head in heads.items() if not head.flattens_gates)
         gates = ", ".join(name for name, head in heads.items() if head.flattens_gates)
-        raise ValueError(
+        raise CaasegError(
             f"the model's head is {model.config.head}, which has neither attention branches nor axial gates to study; "
             f"expected {branches} (branches) or {gates} (gates)"
         )

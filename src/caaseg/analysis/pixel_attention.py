@@ -14,6 +14,7 @@ from caaseg.attention import SelfAttention
 from caaseg.attention.axial import softmax_scores
 from caaseg.attention.gate import apply_gate
 from caaseg.attention.spatial import as_pixels
+from caaseg.errors import CaasegError
 from caaseg.models.heads.base import AttentionBlock
 from caaseg.models.predictor import Predictor
 from caaseg.models.segmenter import Segmenter
@@ -104,7 +105,7 @@ def nearest_cell(pixel: tuple[int, int], size: Size, cells: Size) -> tuple[int, 
     """Return the cell nearest to a pixel, with aligned corners as in `resize`."""
     for position, length, axis in zip(pixel, size, ("row", "column"), strict=True):
         if not 0 <= position < length:
-            raise ValueError(f"{axis} {position} is outside the image; expected 0 to {length - 1}")
+            raise CaasegError(f"{axis} {position} is outside the image; expected 0 to {length - 1}")
     row, column = (round(p * (n - 1) / max(1, length - 1)) for p, length, n in zip(pixel, size, cells, strict=True))
     return row, column
 

@@ -6,6 +6,8 @@ one video, look alike.
 
 from typing import Generic, Protocol, TypeVar
 
+from caaseg.errors import CaasegError
+
 
 class Ranked(Protocol):
     """Pixel counts of an image with a sort key; the smallest key ranks first."""
@@ -42,7 +44,7 @@ class Ranking(Generic[Counts, Shown]):
     def images(self) -> tuple[Counts, ...]:
         """The counts of all images, ranked."""
         if not self._counts:
-            raise ValueError("no pixel of this split is labelled, so there is nothing to compare; use another split")
+            raise CaasegError("no pixel of this split is labelled, so there is nothing to compare; use another split")
         return tuple(sorted(self._counts, key=lambda counts: counts.rank_key))
 
     @property

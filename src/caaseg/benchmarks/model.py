@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from caaseg.benchmarks.timing import Cost, measure
 from caaseg.data.sample import IGNORE
+from caaseg.errors import CaasegError
 from caaseg.kernels import is_supported
 from caaseg.models import HEADS, Prediction, Segmenter, create_model
 from caaseg.models.cuda_graphs import capture_coarse
@@ -73,7 +74,7 @@ def measure_model(
         base, mode = name, ""
     model = build(base, setting).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if mode == "captured" and not (isinstance(model, Segmenter) and device.type == "cuda"):
-        raise ValueError(f"model is {name!r}; :captured works for models of caaseg on a GPU; remove the suffix")
+        raise CaasegError(f"model is {name!r}; :captured works for models of caaseg on a GPU; remove the suffix")
     torch.backends.cudnn.benchmark = True  # as in training
     images = torch.randn(setting.batch, 3, *setting.size, device=device).contiguous(memory_format=torch.channels_last)
     training = _or_none(lambda: _training(copy.deepcopy(model), images, setting, seconds, mode)) if train else None
@@ -175,7 +176,7 @@ def build(name: str, setting: Setting) -> nn.Module:
 
         builder = getattr(segmentation, f"{kind}_{setting.backbone}", None)
         if builder is None:
-            raise ValueError(
+            raise CaasegError(
                 f"model is {name!r} with backbone {setting.backbone}; torchvision has it with resnet50 and resnet101; "
                 "give one of them with --backbone, or remove the model"
             )
@@ -185,7 +186,7 @@ def build(name: str, setting: Setting) -> nn.Module:
         return _build_smp(kind, setting)
     head, implementation = (family, kind) if family else (kind, "auto")
     if head not in HEADS or (family and head != "caa"):
-        raise ValueError(
+        raise CaasegError(
             f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa:grouped "
             f"or one of {', '.join(HEADS)}; all accept the suffix :compiled, our models also :captured and :plain"
         )
@@ -198,13 +199,13 @@ def _build_smp(name: str, setting: Setting) -> nn.Module:
     try:
         import segmentation_models_pytorch as smp
     except ImportError as error:
-        raise ValueError(
+        raise CaasegError(
             f"model is 'smp:{name}', but the package segmentation-models-pytorch is not installed; "
             "pip install segmentation-models-pytorch, or remove the model"
         ) from error
     if name not in smp.MODEL_ARCHITECTURES_MAPPING:
         known = ", ".join(smp.MODEL_ARCHITECTURES_MAPPING)
-        raise ValueError(f"model is 'smp:{name}'; expected smp: and one of {known}")
+        raise CaasegError(f"model is 'smp:{name}'; expected smp: and one of {known}")
     encoder = f"tu-{setting.backbone}"  # a timm model
     model: nn.Module = smp.create_model(name, encoder, encoder_weights=None, classes=setting.num_classes)
     return model

@@ -1,154 +1,146 @@
-"""The command `caaseg`: its words to one typed function of `commands`, its errors to one message."""
+"""The command `caaseg`: finds the function of a command, parses its options and prints errors as one message."""
 
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from inspect import signature
+from pkgutil import resolve_name
 from typing import Any
 
-from docstring_parser import parse as docstring
-from jsonargparse import ArgumentParser, Namespace
-
 from caaseg import __version__
-from caaseg.cli.app import open_app
-from caaseg.cli.benchmark import (
-    benchmark_attention,
-    benchmark_evaluation,
-    benchmark_loader,
-    benchmark_model,
-    flops,
-)
-from caaseg.cli.compare import compare_models
-from caaseg.cli.conflicts import conflicts
-from caaseg.cli.data import data_check, data_list, data_prepare, data_show
-from caaseg.cli.demo import demo
-from caaseg.cli.evaluate import evaluate_model
-from caaseg.cli.export import export_to_file
-from caaseg.cli.parser import Parser
-from caaseg.cli.predict import predict_pictures_with
-from caaseg.cli.reproduce import reproduce
 from caaseg.cli.terminal import COMMAND_LINE
-from caaseg.cli.train import recipes, train_by_recipe
-from caaseg.recipes import add_recipe_arguments, split_overrides
+from caaseg.errors import CaasegError
+from caaseg.settings import did_you_mean, either
 
-Command = Callable[..., int]
-
-COMMANDS: dict[str, Command | dict[str, Command]] = {
-    "demo": demo,
-    "evaluate": evaluate_model,
-    "predict": predict_pictures_with,
-    "export": export_to_file,
-    "compare": compare_models,
-    "conflicts": conflicts,
-    "app": open_app,
-    "recipes": recipes,
-    "train": train_by_recipe,  # named train, it would have jsonargparse look at, and import, caaseg.train
-    "reproduce": reproduce,
-    "flops": flops,
-    "data": {"list": data_list, "prepare": data_prepare, "check": data_check, "show": data_show},
+COMMANDS: dict[str, str | dict[str, str]] = {
+    "demo": "caaseg.cli.demo:demo",
+    "evaluate": "caaseg.cli.evaluate:evaluate_model",
+    "predict": "caaseg.cli.predict:predict_images",
+    "export": "caaseg.cli.export:export_to_file",
+    "compare": "caaseg.cli.compare:compare_models",
+    "conflicts": "caaseg.cli.conflicts:conflicts",
+    "app": "caaseg.cli.app:open_app",
+    "recipes": "caaseg.cli.recipes:recipes",
+    "train": "caaseg.cli.train:train_recipe",
+    "reproduce": "caaseg.cli.reproduce:reproduce",
+    "flops": "caaseg.cli.flops:flops",
+    "data": {name: f"caaseg.cli.data:data_{name}" for name in ("list", "prepare", "check", "show")},
     "benchmark": {
-        "attention": benchmark_attention,
-        "model": benchmark_model,
-        "loader": benchmark_loader,
-        "evaluation": benchmark_evaluation,
+        name: f"caaseg.cli.benchmark:benchmark_{name}" for name in ("attention", "model", "loader", "evaluation")
     },
 }
-GOES_ON = ("demo", "predict")
-"""Commands that keep what they have done when they are interrupted, and say nothing of it themselves."""
-
-LISTS = (list[str], list[str] | None)
-GROUP_HELP = {"data": "Get, convert, check and see datasets.", "benchmark": "Measure speed and memory."}
+"""Command -> "module:function", imported when the command is used."""
+GROUPS = {"data": "Download, convert, check and show datasets.", "benchmark": "Measure speed and memory."}
+RESUMABLE = ("demo", "predict")
+"""Commands that keep finished work when interrupted."""
+USER_ERRORS = (CaasegError, OSError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Bad input ends with exit code 2 and one message; --debug, anywhere, shows the traceback."""
+    """Run a command and return its exit code: 2 with one message for bad input, 1 with a traceback for a bug.
+
+    The option --debug, anywhere, shows the traceback of bad input too.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     COMMAND_LINE[:] = words
     debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
     try:
-        overrides: list[str] = []
-        explained = bool({"-h", "--help"} & set(words))
-        command = COMMANDS.get(words[0]) if words else None
-        if callable(command) and _takes_overrides(command) and not explained:
-            words, overrides = split_overrides(words, own=signature(command).parameters)
-        parsed = _parser(explained).parse_args(words)
-        if overrides:
-            parsed[parsed["command"]]["overrides"] = overrides
-        return _call(COMMANDS, parsed)
-    except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not _is_out_of_memory(error):
-            raise
-        if debug:
-            traceback.print_exc()
-        if isinstance(error, PermissionError) and error.filename is not None:
-            error = PermissionError(
-                f"{error.filename}: permission denied; give another place, or change who may use it"
-            )
-        print(f"caaseg: {error}", file=sys.stderr)
-        return 2
+        function, options = parse([word for word in words if word != "--debug"])
+        return function(**options)
     except KeyboardInterrupt:
-        goes_on = "; the same command goes on" if words[0] in GOES_ON else ""
-        print(f"caaseg: interrupted{goes_on}", file=sys.stderr)
+        resumable = "; run the same command to continue" if words[0] in RESUMABLE else ""
+        print(f"caaseg: interrupted{resumable}", file=sys.stderr)
         return 130
+    except Exception as error:
+        is_bug = not isinstance(error, USER_ERRORS) and not _is_out_of_memory(error)
+        if debug or is_bug:
+            traceback.print_exc()
+        if is_bug:
+            print("caaseg: this is a bug; please report it with the traceback above", file=sys.stderr)
+            return 1
+        message = str(error)
+        if isinstance(error, PermissionError) and error.filename is not None:
+            message = f"{error.filename}: permission denied; choose another path, or change its permissions"
+        print(f"caaseg: {message}", file=sys.stderr)
+        return 2
 
 
-def _parser(explained: bool) -> ArgumentParser:
-    parser = Parser(
-        prog="caaseg",
-        description="Semantic segmentation with Channelized Axial Attention.",
-        epilog="A word --debug, anywhere, shows the traceback of an error.",
-        version=__version__,
-    )
-    _add_commands(parser, COMMANDS, explained)
-    return parser
-
-
-def _add_commands(parser: ArgumentParser, commands: dict[str, Any], explained: bool) -> None:
-    children = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
-    for name, command in commands.items():
-        text = GROUP_HELP[name] if isinstance(command, dict) else (command.__doc__ or "").split("Args:")[0].strip()
-        child = Parser(description=text)
-        children.add_subcommand(name, child, help=text.split("\n")[0])
-        if isinstance(command, dict):
-            _add_commands(child, command, explained)
+def parse(words: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]:
+    """Return the function of a command line and its validated arguments. With --help, print help and exit."""
+    if words and words[0] == "--version":
+        print(f"caaseg {__version__}")
+        sys.exit(0)
+    found: str | dict[str, str] = COMMANDS  # type: ignore[assignment]
+    prog, rest = "caaseg", ["--help" if word == "-h" else word for word in words]
+    while isinstance(found, dict):
+        if rest and rest[0] in found:
+            found, prog = found[rest[0]], f"{prog} {rest.pop(0)}"
+        elif rest and rest[0] == "--help":
+            _print_commands(prog, found)
+            sys.exit(0)
+        elif rest:
+            hint = did_you_mean(rest[0], found)
+            raise CaasegError(f"{prog} has no command {rest[0]!r}; expected {either(found)}{hint}")
         else:
-            # Keyword-only parameters are options, and a list is one word or more; or none, where it may be None.
-            kinds = {name: given.annotation for name, given in signature(command).parameters.items()}
-            lists = {name: "+" if kind == list[str] else "*" for name, kind in kinds.items() if kind in LISTS}
-            child.add_function_arguments(command, as_group=False, as_positional=True, skip={"overrides", *lists})
-            for name, number in lists.items():
-                child.add_argument(name, nargs=number, type=str, metavar=name, help=_explained(command, name))
-            if explained and _takes_overrides(command):
-                add_recipe_arguments(child)
-            _make_customary(child)
+            raise CaasegError(f"{prog} needs a command: {either(found)}")
+    function: Callable[..., int] = resolve_name(found)
+    return function, _parse_options(function, rest, prog)
 
 
-def _explained(command: Command, parameter: str) -> str:
-    return next((p.description or "" for p in docstring(command.__doc__ or "").params if p.arg_name == parameter), "")
+def _parse_options(function: Callable[..., int], words: list[str], prog: str) -> dict[str, Any]:
+    from caaseg.config import Recipe
+    from caaseg.options import attach_values, parse_options, settings_of, spelled
+    from caaseg.settings import flat_fields
+
+    model, recipe_keys = settings_of(function), flat_fields(Recipe)
+    takes_recipe = "overrides" in signature(function).parameters
+    if "--help" in words:
+        described = settings_of(function, *([Recipe] if takes_recipe else []))
+        shown = described.model_construct(**(_recipe_values(words) if takes_recipe else {}))
+        text = (function.__doc__ or "").partition("Args:")[0].strip()
+        parse_options(described, ["--help"], prog=prog, description=text, default=shown)
+    positional = {name for name, field in model.model_fields.items() if field.json_schema_extra}
+    names = {key: key.upper() if key in positional else spelled(key) for key in model.names()}
+    try:
+        tokens = attach_values(words, flat_fields(model) | (recipe_keys if takes_recipe else {}))
+        overrides = [token for token in tokens if takes_recipe and _key(token) in recipe_keys]
+        given = parse_options(model, [token for token in tokens if token not in overrides])
+        missing = [names[key] for key, field in model.model_fields.items() if field.is_required() and key not in given]
+        if missing:
+            raise CaasegError(f"{prog} needs {' and '.join(missing)}")
+    except CaasegError as error:
+        raise CaasegError(f"{error}{'' if str(error).endswith('?') else f'; see {prog} --help'}") from error
+    return dict(model.read(given, write=lambda key: names[key])) | ({"overrides": overrides} if takes_recipe else {})
 
 
-def _takes_overrides(command: Command) -> bool:
-    """Whether every value of a recipe is an option of the command too."""
-    return "overrides" in signature(command).parameters
+def _key(token: str) -> str | None:
+    return token[2:].partition("=")[0].replace("-", "_") if token.startswith("--") else None
 
 
-def _make_customary(parser: ArgumentParser) -> None:
-    """Offer --output-stride for the parameter output_stride, and a plain --paper for --paper true."""
-    for action in parser._actions:
-        if action.default is False:
-            action.nargs, action.const = "?", True
-        action.option_strings = [name.replace("_", "-") for name in action.option_strings]
-        parser._option_string_actions.update(dict.fromkeys(action.option_strings, action))
+def _recipe_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of the first recipe that a command line names, for its help."""
+    from caaseg.recipes import load_recipe
+
+    for word in words:
+        try:
+            return dict(load_recipe(word))
+        except CaasegError:
+            continue
+    return {}
 
 
-def _call(commands: dict[str, Any], parsed: Namespace) -> int:
-    name = parsed["command"]
-    command, options = commands[name], parsed[name]
-    return _call(command, options) if isinstance(command, dict) else int(command(**options.as_dict()))
+def _print_commands(prog: str, commands: dict[str, Any]) -> None:
+    title = GROUPS.get(prog.removeprefix("caaseg "), "Semantic segmentation with Channelized Axial Attention.")
+    print(f"usage: {prog} COMMAND [OPTIONS]\n\n{title}\n\ncommands:")
+    for name, command in commands.items():
+        text = GROUPS[name] if isinstance(command, dict) else (resolve_name(command).__doc__ or "").split("\n")[0]
+        print(f"  {name:12}{text}")
+    print(f"\n{prog} COMMAND --help shows the options of a command. --debug shows the traceback of an error.")
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
+    if not isinstance(error, RuntimeError):
+        return False
     from caaseg.models.inference import is_out_of_memory
 
     return is_out_of_memory(error)

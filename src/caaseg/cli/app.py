@@ -1,38 +1,42 @@
-"""`caaseg app`: a page in the browser."""
+"""`caaseg app`: the web app."""
 
 import os
+from typing import Annotated
 
+from pydantic import Field
+
+from caaseg.cli.arguments import Device, device_of
 from caaseg.cli.terminal import console_for
-from caaseg.cli.words import Device, device_of
+from caaseg.errors import CaasegError
 
 
 def open_app(
-    models: list[str] | None = None, *, host: str = "127.0.0.1", port: int | None = None, device: Device = "auto"
+    models: list[str],
+    *,
+    host: str = "127.0.0.1",
+    port: Annotated[int, Field(ge=1, le=65_535)] | None = None,
+    device: Device = "auto",
 ) -> int:
-    """Open a page for the browser: drop an image, see its classes, click a pixel and see what it looks at.
+    """Open the web app: drop an image, see its classes, click a pixel and see its attention.
 
     A second model is shown beside the first.
 
     Args:
-        models: one model or two, each a run's folder, the folder of a saved model, or a hub id.
-        host: address to listen on. Unless given, the page can be opened on this machine alone.
-        port: where to listen; the first free one from 7860 on unless given.
-        device: where to run; auto takes a GPU if there is one.
+        models: one or two models, each a run, a model directory or hf://owner/name.
+        host: address to listen on; by default only this machine can open the app.
+        port: port to listen on; by default the first free port from 7860.
+        device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
     """
-    if not models:
-        raise ValueError("no model is given; give a run's folder, a saved model's folder or a hub id: caaseg app MODEL")
     if len(models) > 2:
-        raise ValueError(f"{len(models)} models are given; expected one, or two to see side by side")
-    if port is not None and not 1 <= port <= 65_535:
-        raise ValueError(f"--port is {port}; expected a number from 1 to 65535")
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when it is imported; nothing is told to anyone
+        raise CaasegError(f"{len(models)} models are given; expected one, or two to see side by side")
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported
     try:
         from caaseg.app import serve
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
-        raise ValueError(
-            'the page needs gradio, which is not installed; install it with: pip install "caaseg[app]"'
+        raise CaasegError(
+            'the app needs gradio, which is not installed; install it with: pip install "caaseg[app]"'
         ) from error
     from caaseg.models import load_model
 
@@ -42,7 +46,7 @@ def open_app(
     def show_address(address: str) -> None:
         console.print(f"page: {address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
         if host not in ("127.0.0.1", "localhost", "::1"):
-            console.print("Note: whoever can reach this machine can open the page.", soft_wrap=True)
+            console.print("Note: everyone who can reach this machine can open the app.", soft_wrap=True)
 
     serve(loaded, host=host, port=port, on_start=show_address)
     return 0

@@ -1,37 +1,39 @@
-"""`caaseg compare`: models side by side."""
+"""`caaseg compare`: predictions of several models side by side."""
 
 from pathlib import Path
 
+from caaseg.cli.arguments import Device, Figure, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, write_json
-from caaseg.cli.words import Device, check_figure, check_writable, device_of
+from caaseg.config import Count, Workers
+from caaseg.errors import CaasegError
 
 
 def compare_models(
     models: list[str],
     *,
     dataset: str,
-    out: Path,
+    out: Figure,
     root: Path | None = None,
     split: str = "val",
-    images: int = 4,
+    images: Count = 4,
     device: Device = "auto",
-    workers: int = 2,
+    workers: Workers = 2,
     json: str | None = None,
 ) -> int:
-    """Draw image, truth and what each of several models says side by side, where they differ most in boxes.
+    """Draw images, labels and the predictions of several models side by side, with boxes where they differ most.
 
-    The images are those on which the models differ on the largest share of the labelled pixels, each from its own
-    stretch of the split: neighbours, as of one film, are much alike.
+    The split is divided into as many parts as images are drawn. From each part comes the image on which the models
+    differ most, because neighboring images, such as video frames, are similar.
 
     Args:
-        models: two or more of the same classes; each a run's folder, the folder of a saved model, or a hub id.
-        dataset: a name of caaseg data list.
+        models: two or more models with the same classes, each a run, a model directory or hf://owner/name.
+        dataset: dataset name (see caaseg data list).
         out: file for the figure (.png, .svg or .pdf).
-        root: folder of the dataset; scenes need none.
-        split: train, val or test, as the dataset has them.
-        images: how many are drawn, from as many equal stretches of the split.
-        device: where to run; auto takes a GPU if there is one.
-        workers: processes that read images while the models compute.
+        root: directory of the dataset; scenes need none.
+        split: train, val or test.
+        images: number of images to draw.
+        device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
+        workers: data loading processes.
         json: file for the numbers of all images; - is standard output.
     """
     from caaseg.analysis import compare as analysis
@@ -42,12 +44,9 @@ def compare_models(
     from caaseg.reports.compare import comparison_as_json, comparison_lines, draw_comparison, model_names
     from caaseg.reports.figures import save
 
-    check_figure(out, "--out")
     check_writable(json=json, out=out)
     if len(models) < 2:
-        raise ValueError(f"{models[0]} is the only model; expected two or more to compare")
-    if images < 1:
-        raise ValueError(f"--images is {images}; expected 1 or more")
+        raise CaasegError(f"{models[0]} is the only model; expected two or more to compare")
     place = device_of(device)
     data = open_dataset(dataset, root, split)
     networks = [load_model(model).to(place) for model in models]
@@ -55,9 +54,9 @@ def compare_models(
     for model, network in zip(models, networks, strict=True):
         ours = network.config
         if ours.num_classes != first.num_classes or (ours.classes and first.classes and ours.classes != first.classes):
-            raise ValueError(
-                f"{model} tells {ours.num_classes} classes apart ({_some(ours.classes)}), but {models[0]} "
-                f"{first.num_classes} ({_some(first.classes)}); compare models of the same classes"
+            raise CaasegError(
+                f"{model} has {ours.num_classes} classes ({_some(ours.classes)}), but {models[0]} has "
+                f"{first.num_classes} ({_some(first.classes)}); compare models with the same classes"
             )
     check_classes(first.num_classes, data)
     names = model_names(models, [network.config for network in networks])

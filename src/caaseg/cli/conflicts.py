@@ -1,9 +1,10 @@
-"""`caaseg conflicts`: where a model's attentions fight."""
+"""`caaseg conflicts`: pixels that one attention branch gets right and the whole model wrong."""
 
 from pathlib import Path
 
+from caaseg.cli.arguments import Device, check_directory, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, write_json
-from caaseg.cli.words import Device, check_folder, check_writable, device_of
+from caaseg.config import Count, Workers
 
 
 def conflicts(
@@ -13,26 +14,26 @@ def conflicts(
     out: Path,
     root: Path | None = None,
     split: str = "val",
-    images: int = 5,
+    images: Count = 5,
     device: Device = "auto",
-    workers: int = 2,
+    workers: Workers = 2,
     json: str | None = None,
 ) -> int:
-    """Show what a part of a model had right and the whole lost: image by image, class by class, on a page.
+    """Report what one attention branch of a model gets right and the whole model wrong, per image and per class.
 
-    Of danet, the parts are its spatial and its channel branch; of axial_se, the channel branch behind a stop-gradient.
-    caa has no branches: shown is what changes when its gates are flattened to their means.
+    For danet, the branches are spatial and channel; for axial_se, the channel branch behind a stop-gradient. caa has no
+    branches: its report shows what changes if the gates are replaced by their means.
 
     Args:
-        model: a run's folder, the folder of a saved model, or a hub id; of head danet, axial_se or caa.
-        dataset: a name of caaseg data list.
-        out: folder for conflicts.html, conflicts.png and, for caa, gates.png.
-        root: folder of the dataset; scenes need none.
-        split: train, val or test, as the dataset has them.
-        images: how many are drawn, from as many equal stretches of the split the worst of each.
-        device: where to run; auto takes a GPU if there is one.
-        workers: processes that read images while the model computes.
-        json: file for the numbers, by class and of all images; - is standard output.
+        model: a run, a model directory or hf://owner/name, with head danet, axial_se or caa.
+        dataset: dataset name (see caaseg data list).
+        out: directory for conflicts.html, conflicts.png and, for caa, gates.png.
+        root: directory of the dataset; scenes need none.
+        split: train, val or test.
+        images: number of images to draw, the worst of as many equal parts of the split.
+        device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
+        workers: data loading processes.
+        json: file for the numbers per class and per image; - is standard output.
     """
     from caaseg.analysis.conflicts import check_head, study_conflicts
     from caaseg.benchmarks.provenance import provenance
@@ -42,9 +43,7 @@ def conflicts(
     from caaseg.reports.conflicts import conflict_lines, conflict_table, conflicts_as_json, write_conflicts
 
     check_writable(json=json)
-    check_folder(out, "--out")
-    if images < 1:
-        raise ValueError(f"--images is {images}; expected 1 or more")
+    check_directory(out, "--out")
     place = device_of(device)
     data = open_dataset(dataset, root, split)
     network = load_model(model).to(place)

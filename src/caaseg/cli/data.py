@@ -1,13 +1,15 @@
-"""`caaseg data`: get, convert, check and see datasets."""
+"""`caaseg data`: list, prepare, check and show datasets."""
 
 from pathlib import Path
 
+from caaseg.cli.arguments import Figure, check_writable
 from caaseg.cli.terminal import console_for, progress_bars, write_json
-from caaseg.cli.words import check_figure, check_writable
+from caaseg.config import Count
+from caaseg.errors import CaasegError
 
 
 def data_list() -> int:
-    """What datasets there are: classes, sizes, splits and how to get each."""
+    """List the datasets with their classes, sizes, splits and how to get them."""
     from rich.console import Console
 
     from caaseg.data.catalogue import DATASETS
@@ -18,12 +20,12 @@ def data_list() -> int:
 
 
 def data_prepare(name: str, *, root: Path, addresses: str = "") -> int:
-    """Fetch, verify, unpack and convert a dataset. What is there already is used; an interrupted run is repeated.
+    """Download, verify, unpack and convert a dataset. Existing files are used; an interrupted run can be repeated.
 
     Args:
-        name: a name of caaseg data list.
-        root: folder for the dataset.
-        addresses: where to fetch files from instead, FILE=ADDRESS, comma-separated; the shipped ones are not verified.
+        name: dataset name (see caaseg data list).
+        root: directory for the dataset.
+        addresses: other URLs to download files from, FILE=URL, comma-separated.
     """
     from rich.console import Console
 
@@ -41,20 +43,20 @@ def _addresses(text: str) -> dict[str, str]:
     for word in (word.strip() for word in text.split(",") if word.strip()):
         file, equals, address = word.partition("=")
         if not equals or not file or not address:
-            raise ValueError(f"--addresses has {word!r}; expected FILE=ADDRESS")
+            raise CaasegError(f"--addresses has {word!r}; expected FILE=URL")
         addresses[file] = address
     return addresses
 
 
 def data_check(name: str, *, root: Path, json: str | None = None) -> int:
-    """Read every image and label: missing partners, damage, sizes, values, official counts, pixels of each class.
+    """Check every image and label of a dataset: missing and damaged files, sizes, values, counts, pixels per class.
 
-    Exit code 2 if anything is wrong.
+    The exit code is 2 if there is any fault.
 
     Args:
-        name: a name of caaseg data list.
-        root: folder of the dataset.
-        json: file for what was found; - is standard output.
+        name: dataset name (see caaseg data list).
+        root: directory of the dataset.
+        json: file for the results; - is standard output.
     """
     from caaseg.data.prepare.check import check
     from caaseg.reports.tables import findings_as_json, findings_tables
@@ -74,15 +76,15 @@ def data_check(name: str, *, root: Path, json: str | None = None) -> int:
     return 2 if findings.problems else 0
 
 
-def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "train", samples: int = 8) -> int:
-    """Draw a sheet of samples with their labels laid over them and a legend.
+def data_show(name: str, *, out: Figure, root: Path | None = None, split: str = "train", samples: Count = 8) -> int:
+    """Draw samples of a dataset with label overlays and a legend.
 
     Args:
-        name: a name of caaseg data list.
-        out: file for the sheet (.png, .svg or .pdf).
-        root: folder of the dataset; scenes need none.
-        split: train, val or test, as the dataset has them.
-        samples: how many, spread evenly over the split.
+        name: dataset name (see caaseg data list).
+        out: file for the figure (.png, .svg or .pdf).
+        root: directory of the dataset; scenes need none.
+        split: train, val or test.
+        samples: number of samples, spread evenly over the split.
     """
     from rich.console import Console
 
@@ -90,9 +92,6 @@ def data_show(name: str, *, out: Path, root: Path | None = None, split: str = "t
     from caaseg.drawing.sheet import draw_sheet
     from caaseg.reports.figures import save
 
-    check_figure(out, "--out")
-    if samples < 1:
-        raise ValueError(f"--samples is {samples}; expected 1 or more")
     dataset = open_dataset(name, root, split)
     shown = min(samples, len(dataset))
     drawn = [dataset[k * len(dataset) // shown] for k in range(shown)]

@@ -1,10 +1,10 @@
-"""`caaseg export`: a model for other software."""
+"""`caaseg export`: write a model as ONNX or as a torch.export program."""
 
 from pathlib import Path
 from typing import Literal
 
+from caaseg.cli.arguments import check_writable
 from caaseg.cli.terminal import COMMAND_LINE, console_for, write_json
-from caaseg.cli.words import check_writable
 from caaseg.config import OutputStride
 
 
@@ -16,19 +16,19 @@ def export_to_file(
     output_stride: OutputStride | None = None,
     json: str | None = None,
 ) -> int:
-    """Write a model as ONNX or as a program of torch.export, with open batch, height and width.
+    """Write a model as ONNX or as a torch.export program with dynamic batch size, height and width.
 
-    It takes RGB values from 0 to 255 as float32 (batch, 3, height, width), normalizes inside, and gives logits at the
-    images' size. The file names classes, colors and the rest in its metadata. Before it is left there, it is compared
-    with the model on drawn images of random sizes. caaseg predict takes the .onnx file as a model. A .pt2 program
-    refuses sides that are not longer than the output stride; ONNX takes any.
+    The exported model takes RGB values from 0 to 255 as float32 (batch, 3, height, width), normalizes them, and returns
+    logits at the input size. Its metadata contains classes and colors. The file is only written if its outputs agree
+    with the model on synthetic images of random sizes. caaseg predict accepts the .onnx file as a model. In a .pt2
+    program, height and width must be larger than the output stride.
 
     Args:
-        model: a run's folder, the folder of a saved model, or a hub id.
+        model: a run, a model directory or hf://owner/name.
         out: the file; ends in .onnx, or in .pt2 for the format torch.
         format: onnx, or torch for torch.export.load.
-        output_stride: another output stride than the model was trained with, 8 or 16.
-        json: file for how the comparison went; - is standard output.
+        output_stride: another output stride than the model was trained with.
+        json: file for the results of the comparison; - is standard output.
     """
     import torch
 
@@ -44,7 +44,7 @@ def export_to_file(
     console = console_for(json)
     console.print(
         f"{len(check.sizes)} random sizes: logits differ by at most {check.difference:.1e} (they are up to "
-        f"{check.largest_logit:.3g}, and off by {check.rounding:.1e} from what float64 gives)",
+        f"{check.largest_logit:.3g}, and differ by {check.rounding:.1e} from float64)",
         highlight=False,
     )
     console.print(f"model: {out}", soft_wrap=True, highlight=False)

@@ -1,14 +1,14 @@
-"""`caaseg reproduce`: the paper's tables again, on its data or any other."""
+"""`caaseg reproduce`: train and evaluate the rows of the paper's tables."""
 
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from caaseg.cli.arguments import Device, Names, Positive, Scales, check_directory, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, training_bars, write_json
-from caaseg.cli.words import Device, check_folder, check_writable, device_of, factor_of, words_of
+from caaseg.config import Count
+from caaseg.errors import CaasegError
 from caaseg.reproduce.tables import SCALES, TableName
-
-PAPER_SCALES = ",".join(f"{scale:g}" for scale in SCALES)
 
 
 def reproduce(
@@ -18,53 +18,51 @@ def reproduce(
     dataset: str | None = None,
     root: Path | None = None,
     recipe: str | None = None,
-    rows: str | None = None,
-    seeds: int = 1,
+    rows: Names | None = None,
+    seeds: Count = 1,
     split: str | None = None,
     multi_scale: bool = False,
-    scales: str = PAPER_SCALES,
-    limit_minutes: float | None = None,
+    scales: Scales = SCALES,
+    limit_minutes: Positive | None = None,
     keep_runs: bool = True,
     device: Device = "auto",
     json: str | None = None,
     overrides: Sequence[str] = (),
 ) -> int:
-    """Re-make a table of the paper: train and score its rows with several seeds, beside the paper's numbers.
+    """Train and evaluate the rows of a table of the paper with several seeds, and report them beside its numbers.
 
-    Finished cells (a row with a seed) are kept in OUT/cells and not run again; what was killed goes on where it was.
-    Every value of the recipe can be overridden, as in caaseg train: --steps 1000, --model.backbone resnet34.
+    Finished cells (a row with a seed) are stored in OUT/cells and not run again; interrupted runs are resumed. Every
+    value of the recipe is an option, as in caaseg train: --steps 1000, --model.backbone resnet34.
 
     Args:
-        table: table1 to table5, state_of_the_art and appendix are the paper's; heads is every head under one recipe;
-            groups is time and memory against the number of groups, and trains nothing.
-        out: folder for cells/, runs/, and the table as .md, .json and .png.
-        dataset: train on this dataset instead of the paper's, by one recipe for all rows in which only what the table
-            studies is changed. For tables of several datasets, one of these takes its rows alone.
-        root: folder of the dataset.
-        recipe: that one recipe, a name or a YAML file; unless given, a shipped one of the dataset.
-        rows: names of the rows to run, comma-separated; all unless given.
-        seeds: how many; seeds 0, 1, ... are run one after the other, all rows of each.
-        split: what final models are scored on; the recipe's val_split unless given. Choose by val, score test once.
-        multi_scale: score at several scales and mirrored too; tables that the paper scored so always are.
-        scales: factors of the images' size for that, comma-separated; unless given, those of the authors' code.
-        limit_minutes: start no cell that would not be finished within so many minutes, judged by the finished ones.
-        keep_runs: keep the runs of finished cells, with weights and checkpoints; false removes them.
-        device: where to run; auto takes a GPU if there is one.
+        table: table1 to table5, state_of_the_art and appendix are the paper's; heads compares all heads with one
+            recipe; groups measures time and memory against the number of groups, without training.
+        out: directory for cells/, runs/, and the table as .md, .json and .png.
+        dataset: train all rows on this dataset with one recipe, instead of on the paper's. If the table has several
+            datasets and this is one of them, only its rows are run.
+        root: directory of the dataset.
+        recipe: that one recipe, a name or a YAML file; by default a shipped recipe of the dataset.
+        rows: names of the rows to run; by default all.
+        seeds: number of seeds, which count from 0; all rows are run with one seed before the next.
+        split: split to evaluate on; by default the recipe's val_split. Select on val, and evaluate on test once.
+        multi_scale: evaluate at several scales and flipped too; always done for tables that the paper evaluated so.
+        scales: scales of that evaluation; by default those of the authors' code.
+        limit_minutes: start no cell that would not finish within this time, judged by the finished ones.
+        keep_runs: keep the runs of finished cells, with weights and checkpoints; false deletes them.
+        device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         json: file for the table's numbers; - is standard output.
-        overrides: values of the recipe, as words.
+        overrides: options of the recipe.
     """
     check_writable(json=json)
-    check_folder(out, "--out")
+    check_directory(out, "--out")
     if table == "groups":
         given = {"dataset": dataset, "root": root, "recipe": recipe, "rows": rows, "split": split}
         for option in (name for name, value in given.items() if value is not None):
-            raise ValueError(f"--{option} is given, but groups trains nothing and reads no data; leave it out")
+            raise CaasegError(f"--{option} is given, but groups trains nothing and reads no data; leave it out")
         if overrides:
-            raise ValueError(f"{overrides[0]} is given, but groups trains nothing by a recipe; leave it out")
+            option = overrides[0].partition("=")[0]
+            raise CaasegError(f"{option} is given, but groups trains nothing with a recipe; leave it out")
         return _groups(out, device, json)
-    if limit_minutes is not None and limit_minutes <= 0:
-        raise ValueError(f"--limit-minutes is {limit_minutes:g}; expected a number above 0")
-    factors = tuple(factor_of(word, "--scales") for word in words_of(scales, "--scales"))
 
     from caaseg.benchmarks.provenance import provenance
     from caaseg.reproduce.grid import plan_grid
@@ -77,11 +75,11 @@ def reproduce(
         dataset=dataset,
         recipe=recipe,
         root=root,
-        rows=None if rows is None else words_of(rows, "--rows"),
+        rows=rows,
         seeds=seeds,
         split=split,
         multi_scale=multi_scale,
-        scales=factors,
+        scales=scales,
         overrides=overrides,
     )
     place, console = device_of(device), console_for(json)
@@ -93,25 +91,26 @@ def reproduce(
             origin=origin,
             keep_runs=keep_runs,
             limit_s=None if limit_minutes is None else 60 * limit_minutes,
-            log=lambda sentence: console.print(sentence, soft_wrap=True, highlight=False),
+            log=lambda line: console.print(line, soft_wrap=True, highlight=False),
             progress=partial(show, "training"),
         )
     made = write_grid_report(grid, origin)
     console.print(grid_table(made))
-    for sentence in report_lines(made):
-        console.print(sentence, soft_wrap=True, highlight=False, markup=False)
+    for line in report_lines(made):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"table: {out / table}.md, .json, .png", soft_wrap=True, highlight=False)
     if json is not None:
         write_json({**origin, "table": table, **as_json(made)}, json, console)
     if ended.left:
         why = "stopped" if ended.signal else "the time is up" if ended.out_of_time else "not finished"
         console.print(
-            f"{why}: {ended.left} of {len(grid.cells)} cells are left; the same command goes on", highlight=False
+            f"{why}: {ended.left} of {len(grid.cells)} cells are left; run the same command to continue",
+            highlight=False,
         )
-    return 0 if ended.signal is None else 128 + ended.signal  # as a shell says it of a command that a signal ended
+    return 0 if ended.signal is None else 128 + ended.signal  # as shells report a command that a signal ended
 
 
-def _groups(out: Path, device: Device, json: str | None) -> int:
+def _groups(out: Path, device: str, json: str | None) -> int:
     from caaseg.benchmarks.provenance import provenance
     from caaseg.reports.tables import attention_tables, ratio_lines
     from caaseg.reproduce import groups as study

@@ -1,4 +1,4 @@
-"""What commands show and write: progress on a terminal, JSON for programs."""
+"""Output of commands: consoles, progress bars and JSON files."""
 
 import json as json_format
 import sys
@@ -13,33 +13,33 @@ if TYPE_CHECKING:
     from caaseg.training.loop import Progress
 
 COMMAND_LINE: list[str] = []
-"""The words of the command that runs, for the records of what was measured how."""
+"""Arguments of the running command, recorded beside measurements."""
 
 
 def console_for(json: str | None) -> "Console":
-    """Standard output for people, unless the JSON goes there."""
+    """Return a console on standard output, or on standard error if standard output is for the JSON."""
     from rich.console import Console
 
     return Console(stderr=json == "-")
 
 
 def write_json(content: dict[str, Any], target: str, console: "Console | None" = None) -> None:
-    """Write numbers to a file, whole or not at all, and say so to a console; - is standard output."""
+    """Write JSON to a file atomically and print its name; "-" is standard output."""
     from caaseg.files import atomic_write
 
     text = json_format.dumps(content, indent=1) + "\n"
     if target == "-":
         sys.stdout.write(text)
         return
-    with atomic_write(Path(target)) as aside:
-        aside.write_text(text)
+    with atomic_write(Path(target)) as temporary:
+        temporary.write_text(text)
     if console is not None:
         console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
 
 
 @contextmanager
 def progress_bars(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
-    """What long work tells of its steps, as bars with the time left, on a terminal only."""
+    """Yield a callback (name, done, total) that shows progress bars if the console is a terminal."""
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -56,7 +56,7 @@ def progress_bars(console: "Console") -> Iterator[Callable[[str, int, int | None
 
 @contextmanager
 def training_bars(console: "Console") -> Iterator[Callable[[str, "Progress"], None]]:
-    """A bar for each training, by its name, with loss, images a second and the time left, on a terminal only."""
+    """Yield a callback (name, progress) that shows a bar per training run if the console is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 

@@ -11,6 +11,7 @@ from caaseg.data.datasets.info import DatasetInfo
 from caaseg.data.datasets.pairs import PairDataset
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import BadFileError, Color, Sample, SegmentationDataset
+from caaseg.errors import CaasegError
 
 DATASETS: dict[str, DatasetInfo] = {
     "pascal_context": pascal_context.INFO,
@@ -27,7 +28,7 @@ DATASETS: dict[str, DatasetInfo] = {
 def find(name: str) -> DatasetInfo:
     """Return the catalogue entry of a dataset."""
     if name not in DATASETS:
-        raise ValueError(f"no dataset is called {name!r}; expected any of {', '.join(DATASETS)}")
+        raise CaasegError(f"no dataset is called {name!r}; expected any of {', '.join(DATASETS)}")
     return DATASETS[name]
 
 
@@ -50,7 +51,7 @@ def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> Se
         return ConcatSplits([open_dataset(name, root, part, **options) for part in split.split("+")])
     info = find(name)
     if root is None and info.has_files:
-        raise ValueError(f"{name} needs the directory of its files; give it as --root")
+        raise CaasegError(f"{name} needs the directory of its files; give it as --root")
     dataset = info.open(root, split, **options)
     if isinstance(dataset, PairDataset) and dataset.problems:
         raise BadFileError(dataset.problems[0])
@@ -70,7 +71,7 @@ class ConcatSplits(ConcatDataset[Sample]):
         self.classes = tuple(datasets[0].classes)
         for dataset in datasets:
             if tuple(dataset.classes) != self.classes:
-                raise ValueError(
+                raise CaasegError(
                     f"splits of {len(self.classes)} and {len(dataset.classes)} classes cannot be concatenated; "
                     "expected the same classes in the same order"
                 )

@@ -27,6 +27,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from caaseg.config import Augmentation
 from caaseg.data.sample import BadFileError, Batch, Sample, SegmentationDataset
 from caaseg.data.transforms import augment_into, draw_params, pad
+from caaseg.errors import CaasegError
 
 logger = logging.getLogger(__name__)
 
@@ -157,16 +158,16 @@ class TrainingLoader:
     ) -> None:
         _check_processes(workers, rank, ranks)
         if len(dataset) == 0:
-            raise ValueError("the dataset has no samples; check its directory and its split")
+            raise CaasegError("the dataset has no samples; check its directory and its split")
         if batch_size < 1 or batch_size % ranks:
-            raise ValueError(f"batch_size is {batch_size}; expected a multiple of the number of ranks, {ranks}")
+            raise CaasegError(f"batch_size is {batch_size}; expected a multiple of the number of ranks, {ranks}")
         for name, value in (("seed", seed), ("step", step)):
             if value < 0:
-                raise ValueError(f"{name} is {value}; expected 0 or more")
+                raise CaasegError(f"{name} is {value}; expected 0 or more")
         if bad_files not in get_args(BadFiles):
-            raise ValueError(f"bad_files is {bad_files!r}; expected any of {', '.join(get_args(BadFiles))}")
+            raise CaasegError(f"bad_files is {bad_files!r}; expected any of {', '.join(get_args(BadFiles))}")
         if not 0 <= bad_share <= 1:
-            raise ValueError(f"bad_share is {bad_share}; expected 0 to 1")
+            raise CaasegError(f"bad_share is {bad_share}; expected 0 to 1")
         positions = range(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
         # The DataLoader requests a new batch when one arrives, so one more buffer than batches in progress is enough.
         self._buffers = BatchBuffers.allocate(workers * PREFETCH + 1, len(positions), augmentation.crop)
@@ -300,7 +301,7 @@ class EvaluationLoader:
     ) -> None:
         _check_processes(workers, rank, ranks)
         if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
+            raise CaasegError(f"batch_size is {batch_size}; expected 1 or more")
         indices = range(rank, len(dataset), ranks)
         self._batches = [list(indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
         self._loader: DataLoader[Batch | str] = DataLoader(
@@ -334,7 +335,7 @@ def collate(samples: Sequence[Sample]) -> Batch:
     for sample in samples:
         if sample.label.shape != first.label.shape:
             sizes = " and ".join(f"{s.name} is {s.label.shape[0]} x {s.label.shape[1]}" for s in (first, sample))
-            raise ValueError(f"{sizes}: one batch needs one size; pad the images, or use batch size 1")
+            raise CaasegError(f"{sizes}: one batch needs one size; pad the images, or use batch size 1")
     images = torch.stack([sample.image for sample in samples])
     labels = torch.stack([sample.label for sample in samples])
     return Batch(images.contiguous(), labels, tuple(sample.name for sample in samples))
@@ -370,6 +371,6 @@ def _random_stream(seed: int, *purpose: int) -> np.random.Generator:
 
 def _check_processes(workers: int, rank: int, ranks: int) -> None:
     if workers < 0:
-        raise ValueError(f"workers is {workers}; expected 0 or more")
+        raise CaasegError(f"workers is {workers}; expected 0 or more")
     if not 0 <= rank < ranks:
         raise ValueError(f"rank is {rank} of {ranks} ranks; expected 0 to {ranks - 1}")

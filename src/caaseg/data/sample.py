@@ -4,6 +4,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from caaseg.errors import CaasegError
+
 IGNORE = 255
 """Label of pixels that losses and metrics ignore, in every dataset after loading."""
 
@@ -37,5 +39,5 @@ class SegmentationDataset(Protocol):
     def __getitem__(self, index: int) -> Sample: ...
 
 
-class BadFileError(ValueError):
+class BadFileError(CaasegError):
     """A file that cannot be used. The message names it and says what was found, what was expected and what to do."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from caaseg.config import Augmentation
 from caaseg.data.sample import IGNORE, Sample
+from caaseg.errors import CaasegError
 
 GRAY = 128
 """Padding value of images."""
@@ -140,7 +141,7 @@ def pad(sample: Sample, size: tuple[int, int]) -> Sample:
     """Pad a sample at the right and bottom to `size` (H, W), with mid-gray and IGNORE, for batched evaluation."""
     height, width = sample.label.shape
     if height > size[0] or width > size[1]:
-        raise ValueError(
+        raise CaasegError(
             f"{sample.name}: {height} x {width} does not fit in {size[0]} x {size[1]}; "
             "pad to the size of the largest image, or evaluate with batch size 1"
         )
@@ -155,7 +156,7 @@ def normalize(
 ) -> Tensor:
     """Normalize uint8 images (N, 3, H, W) to float32 on their device."""
     if images.dtype != torch.uint8:
-        raise ValueError(f"images are {images.dtype}; expected uint8 from a loader; they may already be normalized")
+        raise CaasegError(f"images are {images.dtype}; expected uint8 from a loader; they may already be normalized")
     return images.float().sub_(_levels(mean, images.device)).div_(_levels(std, images.device))
 
 

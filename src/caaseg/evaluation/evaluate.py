@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import Batch, SegmentationDataset
+from caaseg.errors import CaasegError
 from caaseg.evaluation.metrics import BoundaryIoU, ConfusionMatrix, Metric, MetricFactory
 from caaseg.models.predictor import Predictor
 
@@ -80,7 +81,7 @@ def evaluate(
     """
     predictor = model if isinstance(model, Predictor) else Predictor(model)
     if len(dataset) == 0:
-        raise ValueError("the dataset has no images to score; check its directory and its split")
+        raise CaasegError("the dataset has no images to score; check its directory and its split")
     distributed = dist.is_available() and dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     num_classes, device = len(dataset.classes), predictor.device
@@ -121,17 +122,17 @@ def _scores(predictor: Predictor, batch: Batch) -> Tensor:
         return predictor.scores(batch.images)
     except torch.OutOfMemoryError as error:
         height, width = batch.images.shape[2:]
-        raise ValueError(
+        raise CaasegError(
             f"{batch.names[0]}: {len(batch.names)} x {height} x {width} at scale {max(predictor.scales):g} does not "
             f"fit in the memory of {predictor.device}; use smaller windows, a smaller batch size, or bf16"
         ) from error
 
 
 def check_classes(num_classes: int, dataset: SegmentationDataset) -> None:
-    """Raise ValueError if a model has another number of classes than a dataset."""
+    """Raise CaasegError if a model has another number of classes than a dataset."""
     if num_classes != len(dataset.classes):
         names = ", ".join([*dataset.classes[:3], *(["..."] if len(dataset.classes) > 3 else [])])
-        raise ValueError(
+        raise CaasegError(
             f"the model has {num_classes} classes, but the dataset has {len(dataset.classes)} ({names}); "
             "evaluate it on the dataset it was trained on, or train a model on this dataset"
         )

@@ -22,6 +22,8 @@ from timm.models.mobilenetv3 import MobileNetV3Features  # noqa: E402
 from timm.models.resnet import BasicBlock as BasicBlock  # noqa: E402
 from timm.models.resnet import Bottleneck as Bottleneck  # noqa: E402
 
+from caaseg.errors import CaasegError  # noqa: E402
+
 FINE_STRIDE = 4  # of the feature map that the simple decoder reads, and of the first stage
 
 
@@ -52,13 +54,13 @@ def check_backbone(module: nn.Module, *, with_fine: bool) -> Backbone:
     """Return the module as a backbone, or raise an error that names the missing attributes."""
     missing = [name for name in ("coarse_channels", "fine_channels", "mean", "std") if not hasattr(module, name)]
     if missing:
-        raise ValueError(
+        raise CaasegError(
             f"backbone {type(module).__name__} has no attribute {', '.join(missing)}; expected a module like "
             "caaseg.models.backbones.Backbone, which returns Features(coarse, fine)"
         )
     backbone = cast("Backbone", module)
     if with_fine and backbone.fine_channels is None:
-        raise ValueError(
+        raise CaasegError(
             f"backbone {type(module).__name__} has no fine features (fine_channels is None); the decoder needs them: "
             "use decoder=False"
         )
@@ -97,7 +99,7 @@ class TimmBackbone(Backbone):
         self.stages = stages
         if variant == "authors":
             if hub_weights:
-                raise ValueError(
+                raise CaasegError(
                     f"backbone {name}: no ImageNet weights are published for the authors' variant; "
                     "use variant='standard', or pretrained=False, or pretrained=PATH with weights of your own"
                 )
@@ -109,7 +111,7 @@ class TimmBackbone(Backbone):
         if multi_grid is not None:
             _check_resnet(name, output_stride, "multi_grid")
             if not hasattr(net, "layer4"):
-                raise ValueError(
+                raise CaasegError(
                     f"multi_grid is {tuple(multi_grid)}, for the last stage of {name}, which stages={stages} does not "
                     "build; leave out one of the two"
                 )
@@ -117,7 +119,7 @@ class TimmBackbone(Backbone):
         self.net: Any = net
         reductions, channels = net.feature_info.reduction(), net.feature_info.channels()
         if with_fine and FINE_STRIDE not in reductions:
-            raise ValueError(
+            raise CaasegError(
                 f"backbone {name} has features of strides {reductions}, none of {FINE_STRIDE}; "
                 "the decoder needs one: use decoder=False or another backbone"
             )
@@ -152,7 +154,7 @@ def _create(name: str, output_stride: int, stages: int | None, **options: Any) -
         if not options.get("pretrained"):
             raise
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
+        raise CaasegError(
             f"backbone {name}: its ImageNet weights could not be downloaded from the hub ({reason}); use "
             "pretrained=False, or a file that you have: pretrained=PATH, in timm or torchvision naming"
         ) from error
@@ -174,14 +176,14 @@ def _out_indices(name: str, stages: int) -> tuple[int, ...]:
     with torch.device("meta"):
         net: Any = timm.create_model(name, features_only=True)
     if not isinstance(net, FeatureDictNet | EfficientNetFeatures | MobileNetV3Features):
-        raise ValueError(
+        raise CaasegError(
             f"stages is {stages}, but backbone {name} cannot be truncated; leave stages out, or use a ResNet, an "
             "EfficientNet or a ConvNeXt"
         )
     levels, strides = net.feature_info.out_indices, net.feature_info.reduction()
     ends = [level for level, stride in zip(levels, strides, strict=True) if stride >= FINE_STRIDE]
     if stages > len(ends):
-        raise ValueError(f"stages is {stages}, but backbone {name} has {len(ends)}; use fewer, or none for all")
+        raise CaasegError(f"stages is {stages}, but backbone {name} has {len(ends)}; use fewer, or none for all")
     return tuple(level for level in levels if level <= ends[stages - 1])
 
 
@@ -190,14 +192,14 @@ def _create_on_meta(name: str, output_stride: int, stages: int | None = None) ->
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
-        raise ValueError(f"backbone {name!r} is not a timm model; {hint}")
+        raise CaasegError(f"backbone {name!r} is not a timm model; {hint}")
     if (net := _create_if_supported(name, output_stride, stages)) is None:
         if stages is not None and _create_if_supported(name, output_stride) is not None:
             _out_indices(name, stages)  # has a message of its own
         strides = [stride for stride in (8, 16, 32) if _create_if_supported(name, stride, stages) is not None]
         able = f"it supports {', '.join(map(str, strides))}" if strides else "it supports none of 8, 16 and 32"
         what = f"backbone {name}" if stages is None else f"backbone {name} with stages={stages}"
-        raise ValueError(f"{what} does not support output stride {output_stride}; {able}")
+        raise CaasegError(f"{what} does not support output stride {output_stride}; {able}")
     return net
 
 
@@ -233,7 +235,7 @@ def _check_resnet(name: str, output_stride: int, what: str) -> None:
     plain = {type(block) for block in blocks} <= {BasicBlock, Bottleneck}
     shortcuts = [block.downsample for block in blocks if plain and block.downsample is not None]
     if not blocks or not plain or not all(isinstance(shortcut[0], nn.Conv2d) for shortcut in shortcuts):
-        raise ValueError(f"backbone {name} is not a plain ResNet, which {what} needs; leave it out")
+        raise CaasegError(f"backbone {name} is not a plain ResNet, which {what} needs; leave it out")
 
 
 def _spatial_convolutions(block: nn.Module) -> list[nn.Conv2d]:
@@ -247,7 +249,7 @@ def _dilate(convolution: nn.Conv2d, rate: int) -> None:
 def _apply_multi_grid(net: Any, grid: tuple[int, ...], name: str) -> None:
     stage = net.layer4
     if len(stage) != len(grid):
-        raise ValueError(
+        raise CaasegError(
             f"multi_grid has {len(grid)} factors, {grid}, but the last stage of {name} has {len(stage)} blocks; "
             "expected one factor per block"
         )

@@ -20,6 +20,7 @@ from torch.export import Dim, ExportedProgram
 
 import caaseg
 from caaseg.data.datasets.scenes import Scenes
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel
 from caaseg.models.segmenter import Segmenter
@@ -73,7 +74,7 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx") -> Check:
         kind: onnx, or torch for torch.export.
     """
     if path.suffix != SUFFIXES[kind]:
-        raise ValueError(f"{path}: expected a name that ends in {SUFFIXES[kind]} for the format {kind}")
+        raise CaasegError(f"{path}: expected a name that ends in {SUFFIXES[kind]} for the format {kind}")
     if kind == "onnx":
         _check_exporter()
     deployed = Deployed(model)
@@ -112,7 +113,7 @@ def _check_exporter() -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise ValueError(f"exporting to ONNX needs {name}, which is not installed; {INSTALL}") from error
+            raise CaasegError(f"exporting to ONNX needs {name}, which is not installed; {INSTALL}") from error
 
 
 def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:

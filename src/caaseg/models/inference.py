@@ -10,6 +10,7 @@ from torch import nn
 
 from caaseg.config import Color, OutputStride
 from caaseg.data.labels import distinct_colors
+from caaseg.errors import CaasegError
 from caaseg.models.cuda_graphs import CapturedModel
 from caaseg.models.folding import compile_for_inference, fold_batch_norm
 from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel
@@ -46,10 +47,17 @@ def prepare_for_inference(
     """
     if output_stride is not None:
         model = with_output_stride(model, output_stride)
+    check_implementation_runs(model.config.implementation, torch.device(device))
     folded = fold_batch_norm(model).to(device)
     if compile:
         compile_for_inference(folded)
     return CapturedModel(folded) if capture and torch.device(device).type == "cuda" else folded
+
+
+def check_implementation_runs(implementation: str, device: torch.device) -> None:
+    """Raise CaasegError if an implementation of the attention needs another device."""
+    if implementation == "fused" and device.type != "cuda":
+        raise CaasegError(f"implementation is fused, which needs a GPU, but the device is {device}; use auto")
 
 
 def load_for_inference(
@@ -74,7 +82,7 @@ def load_for_inference(
         options[f"--precision {precision}"] = precision != "32"
         for option, given in options.items():
             if given:
-                raise ValueError(f"{source}: {option} does not apply to an exported model; leave it out")
+                raise CaasegError(f"{source}: {option} does not apply to an exported model; leave it out")
         exported = OnnxModel(Path(source), device=device)
         digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()
         palette = exported.palette or distinct_colors(exported.num_classes)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from caaseg.config import Color
+from caaseg.errors import CaasegError
 
 ONNX_SUFFIX = ".onnx"
 INPUT, OUTPUT = "images", "logits"
@@ -29,7 +30,7 @@ class OnnxModel(nn.Module):
     def __init__(self, path: Path, *, device: torch.device | str = "cpu") -> None:
         super().__init__()
         if not path.is_file():
-            raise ValueError(f"{path}: no such file; expected a model that caaseg export wrote")
+            raise CaasegError(f"{path}: no such file; expected a model that caaseg export wrote")
         self._session = _session(path, torch.device(device))
         described = self._session.get_modelmeta().custom_metadata_map
         try:
@@ -44,7 +45,7 @@ class OnnxModel(nn.Module):
             ):
                 raise ValueError(f"{self.num_classes} classes")
         except (KeyError, ValueError, TypeError) as error:
-            raise ValueError(
+            raise CaasegError(
                 f"{path}: an ONNX model without the metadata of caaseg export ({error}); export the model again"
             ) from error
         self._path = path
@@ -61,7 +62,7 @@ def _session(path: Path, device: torch.device) -> Any:
     try:
         import onnxruntime
     except ImportError as error:
-        raise ValueError(f"{path}: running it needs onnxruntime, which is not installed; {INSTALL}") from error
+        raise CaasegError(f"{path}: running it needs onnxruntime, which is not installed; {INSTALL}") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3  # errors only, and those are raised
@@ -71,4 +72,4 @@ def _session(path: Path, device: torch.device) -> Any:
         return onnxruntime.InferenceSession(str(path), options, providers=[*usable, "CPUExecutionProvider"])
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: onnxruntime cannot read it ({reason}); export it again") from error
+        raise CaasegError(f"{path}: onnxruntime cannot read it ({reason}); export it again") from error

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from caaseg.data.decode import image_to_tensor, read_image
 from caaseg.data.transforms import IMAGENET_MEAN, IMAGENET_STD, normalize
+from caaseg.errors import CaasegError
 from caaseg.models.resize import resize
 from caaseg.models.segmenter import Prediction
 from caaseg.models.windows import OVERLAP, Part, Size, blend_windows, is_tiled
@@ -55,16 +56,16 @@ class Predictor:
         batch_size: int | None = None,
     ) -> None:
         if not scales or not all(0 < scale < math.inf for scale in scales):
-            raise ValueError(f"scales are {tuple(scales)}; expected one or more factors above 0, such as (0.75, 1.0)")
+            raise CaasegError(f"scales are {tuple(scales)}; expected one or more factors above 0, such as (0.75, 1.0)")
         if window is not None and min(window) < 1:
-            raise ValueError(f"window is {window[0]} x {window[1]}; expected at least 1 on each side")
+            raise CaasegError(f"window is {window[0]} x {window[1]}; expected at least 1 on each side")
         if not 0 <= overlap < 1:
-            raise ValueError(f"overlap is {overlap}; expected a share of the window, 0 or more and below 1")
+            raise CaasegError(f"overlap is {overlap}; expected a share of the window, 0 or more and below 1")
         for option, value, known in (("average", average, Average), ("precision", precision, Precision)):
             if value not in get_args(known):
-                raise ValueError(f"{option} is {value!r}; expected {' or '.join(get_args(known))}")
+                raise CaasegError(f"{option} is {value!r}; expected {' or '.join(get_args(known))}")
         if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; expected 1 or more")
+            raise CaasegError(f"batch_size is {batch_size}; expected 1 or more")
         self.model = model
         self.scales = tuple(scales)
         self.flip = flip
@@ -165,7 +166,7 @@ def _pixels(image: Image.Image | NDArray[np.uint8] | str | Path) -> Tensor:
     if isinstance(image, np.ndarray):
         shape = image.shape
         if image.dtype != np.uint8 or not (len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))) or 0 in shape:
-            raise ValueError(
+            raise CaasegError(
                 f"the image is an array of {image.dtype} of shape {shape}; "
                 "expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4)"
             )

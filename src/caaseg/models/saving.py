@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
-from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from caaseg.config import ModelConfig
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 from caaseg.models.heads import HEADS, resolve_head
 from caaseg.models.weights import check_fits, read_tensors
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
 
+HUB = "hf://"
 CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
@@ -44,7 +45,7 @@ Channelized Axial Attention, AAAI 2022.
 ```python
 import caaseg
 
-model = caaseg.load_model("{{ repo_id | default('path/to/this/directory', true) }}")
+model = caaseg.load_model("{{ 'hf://' ~ repo_id if repo_id else 'path/to/this/directory' }}")
 prediction = model(images)  # images normalized with mean {{ mean }} and standard deviation {{ std }}
 ```
 {% if classes %}
@@ -127,7 +128,7 @@ def load_model(
     Weights that were saved in 16 bits, as after `model.half()`, are converted to 32.
 
     Args:
-        source: a directory that save_pretrained wrote, a run directory, or a hub id such as owner/name.
+        source: a directory that save_pretrained wrote, a run directory, or hf://owner/name for a model on the hub.
         num_classes: for fine-tuning on other classes: all weights are loaded but the classifiers', which are
             initialized anew.
         revision: branch, tag or commit of a model on the hub.
@@ -139,12 +140,12 @@ def load_model(
     directory = _find_directory(source, revision)
     config = read_config(directory / CONFIG)
     if head is None and config.head not in HEADS:
-        raise ValueError(
+        raise CaasegError(
             f"{directory / CONFIG}: head is {config.head!r}, which is not built in; pass its class: "
             "load_model(..., head=MyHead)"
         )
     if backbone is None and ":" in config.backbone:
-        raise ValueError(
+        raise CaasegError(
             f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass one: "
             "load_model(..., backbone=module)"
         )
@@ -155,7 +156,7 @@ def load_model(
         with torch.device("meta"):  # a config with huge sizes takes no memory
             check_fits(Segmenter(config, head=kind, backbone=backbone), tensors, str(weights))
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ValueError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
+        raise CaasegError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
         config = config.replace(num_classes=num_classes, classes=None, palette=None)
     model = Segmenter(config, head=kind, backbone=backbone)
@@ -188,27 +189,31 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         if (directory / CONFIG).is_file():
             return directory
     if (path / "best" / CONFIG).is_file():
-        raise ValueError(
+        raise CaasegError(
             f"{source}: an unfinished run; resume it with --resume auto, or use the model with the best validation "
             f"score so far, {path / 'best'}"
         )
     if path.exists():
-        raise ValueError(
+        raise CaasegError(
             f"{source}: contains no model; expected a directory with {CONFIG} and {WEIGHTS}, or a run directory with "
             "model/"
         )
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(source)):
-        raise ValueError(
-            f"{source}: no such directory, and not a hub id (owner/name); expected the directory of a saved model"
+    name = str(source).removeprefix(HUB)
+    is_hub_name = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    if name == str(source):
+        hint = f"; did you mean {HUB}{source}?" if is_hub_name else ""
+        raise CaasegError(
+            f"{source}: no such model; expected a run, a model directory, an .onnx file or {HUB}owner/name{hint}"
         )
+    if not is_hub_name:
+        raise CaasegError(f"{source}: not the name of a model on the hub; expected {HUB}owner/name")
     try:
         files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
-        return Path(snapshot_download(str(source), revision=revision, allow_patterns=files))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}); check the name and the "
-            "network"
+        raise CaasegError(
+            f"{source}: cannot be downloaded from the hub ({reason}); check the name and the network"
         ) from error
 
 
@@ -217,16 +222,13 @@ def read_config(path: Path) -> ModelConfig:
     try:
         content = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(
+        raise CaasegError(
             f"{path}: not a model config ({error}); expected the JSON that save_pretrained wrote"
         ) from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote")
+        raise CaasegError(
+            f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote"
+        )
     if "enlarge" in content:  # the name of this field in version 0.1
         content["input_upsampling"] = content.pop("enlarge")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(ModelConfig)
-    try:
-        return ModelConfig(**parser.parse_object(content).as_dict())
-    except (ArgumentError, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}") from error
+    return ModelConfig.read(content, f"{path}: ")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from caaseg.attention.projection import projection
 from caaseg.config import ModelConfig, OutputStride
+from caaseg.errors import CaasegError
 from caaseg.models.backbones import Backbone, Features, TimmBackbone, check_backbone
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import head_class, resolve_head
@@ -112,7 +113,7 @@ class Segmenter(nn.Module, HubModel):
         """
         timm = isinstance(self.backbone, TimmBackbone)
         if "output_stride" in changes and not timm:
-            raise ValueError(
+            raise CaasegError(
                 f"the backbone is a module of your own ({self.config.backbone}), whose output stride cannot be "
                 "changed; leave output_stride out"
             )
@@ -171,7 +172,7 @@ def create_model(
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-            raise ValueError(f"create_model has no option {name!r}; {hint}")
+            raise CaasegError(f"create_model has no option {name!r}; {hint}")
     config = ModelConfig(
         head=head if isinstance(head, str) else _class_name(head),
         backbone=backbone if isinstance(backbone, str) else _class_name(type(backbone)),
@@ -183,7 +184,7 @@ def create_model(
     )
     module = None if isinstance(backbone, str) else backbone
     if module is not None and pretrained:
-        raise ValueError("pretrained is for timm backbones; load the weights of a backbone module before passing it")
+        raise CaasegError("pretrained is for timm backbones; load the weights of a backbone module before passing it")
     model = Segmenter(config, head=resolve_head(head), backbone=module, hub_weights=pretrained is True)
     if not isinstance(pretrained, bool | None):
         load_backbone_weights(model.backbone, Path(pretrained))

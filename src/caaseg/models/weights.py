@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from caaseg.errors import CaasegError
 from caaseg.models.backbones import Backbone, TimmBackbone, flat_name, unused_names
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
@@ -20,14 +21,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors by name of a safetensors file, or of a PyTorch file that contains only tensors."""
     if not path.is_file():
         found = "is a directory" if path.is_dir() else "no such file"
-        raise ValueError(f"{path}: {found}; expected weights in a .safetensors or PyTorch file")
+        raise CaasegError(f"{path}: {found}; expected weights in a .safetensors or PyTorch file")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise ValueError(f"{path}: damaged or not a safetensors file ({error}); download it again") from error
+            raise CaasegError(f"{path}: damaged or not a safetensors file ({error}); download it again") from error
     if path.suffix not in PYTORCH_SUFFIXES:
-        raise ValueError(
+        raise CaasegError(
             f"{path}: unknown suffix {path.suffix or '(none)'}; expected .safetensors or one of "
             f"{', '.join(PYTORCH_SUFFIXES)}"
         )
@@ -35,20 +36,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # about pickles that it then refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ValueError(
+        raise CaasegError(
             f"{path}: refused, because it contains more than tensors, and loading it could run code; "
             "ask its author for safetensors, or convert it where you trust it"
         ) from error
     except (RuntimeError, EOFError, OSError, KeyError, ValueError, AttributeError, IndexError, TypeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: damaged or not a PyTorch file ({reason}); download it again") from error
+        raise CaasegError(f"{path}: damaged or not a PyTorch file ({reason}); download it again") from error
     for wrapper in ("state_dict", "model_state_dict", "model"):  # how training scripts commonly wrap weights
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
     if not isinstance(content, Mapping) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
-        raise ValueError(f"{path}: expected a dictionary from names to tensors, found other types in it")
+        raise CaasegError(f"{path}: expected a dictionary from names to tensors, found other types in it")
     wrapped = all(name.startswith("module.") for name in content)  # by data-parallel training
     return {name.removeprefix("module.") if wrapped else name: value for name, value in content.items()}
 
@@ -72,7 +73,7 @@ def check_fits(module: nn.Module, tensors: Mapping[str, Tensor], source: str) ->
     ]
     found = [problem for problem in problems if problem]
     if found:
-        raise ValueError(f"{source}: the weights do not fit the model; {'; '.join(found)}")
+        raise CaasegError(f"{source}: the weights do not fit the model; {'; '.join(found)}")
 
 
 def _kind(tensor: Tensor) -> tuple[bool, bool, torch.layout]:
@@ -87,7 +88,7 @@ def _listed(what: str, names: list[str]) -> str:
 def load_backbone_weights(backbone: Backbone, path: Path) -> None:
     """Load backbone weights in timm or torchvision naming; a classifier and unused stages in the file are ignored."""
     if not isinstance(backbone, TimmBackbone):
-        raise ValueError(f"{path}: only timm backbones are loaded from a file, not {type(backbone).__name__}")
+        raise CaasegError(f"{path}: only timm backbones are loaded from a file, not {type(backbone).__name__}")
     ours = backbone.net.state_dict()
     unused = unused_names(backbone.name, backbone.output_stride, backbone.stages)
     fitting = {flat_name(name, ours): t for name, t in read_tensors(path).items() if name not in unused}

@@ -1,9 +1,8 @@
-"""What a table of the paper asks to be run: a grid of cells, every row with every seed. Nothing is run here.
+"""The grid of runs for a table of the paper: every row with every seed. Nothing is run here.
 
-The grid's folder holds cells/ROW-seedK.json, all that is known of a finished cell, and runs/ROW-seedK/, its run.
+The grid's directory holds cells/ROW-seedK.json, the results of a finished cell, and runs/ROW-seedK/, its run.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,23 +10,13 @@ from typing import NamedTuple
 
 from caaseg.config import Recipe
 from caaseg.data.catalogue import find
+from caaseg.errors import CaasegError
 from caaseg.recipes import load_recipe
-from caaseg.reproduce.tables import SCALES, TABLES, Row
-
-BASES = {
-    "pascal_context": "pascal_context/caa_resnet101_s16",
-    "coco_stuff_10k": "coco_stuff_10k/caa_aux_resnet101_s8",
-    "coco_stuff_164k": "coco_stuff_164k/caa_efficientnet_b5_s8",
-    "cityscapes": "cityscapes/caa_aux_resnet101_s8",
-    "camvid": "camvid/caa_resnet50",
-    "folder": "folder/caa_resnet18",
-    "scenes": "scenes/caa_resnet18",
-}
-"""The recipe of a grid on a dataset, where none is given."""
+from caaseg.reproduce.tables import BASES, SCALES, TABLES, Row, options_of
 
 
 class Manner(NamedTuple):
-    """How a model is scored."""
+    """Evaluation protocol: split, scales and flipping."""
 
     split: str
     scales: tuple[float, ...]
@@ -35,18 +24,18 @@ class Manner(NamedTuple):
 
     @property
     def label(self) -> str:
-        return "several scales, mirrored" if self.flip else "single scale"
+        return "several scales, flipped" if self.flip else "single scale"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A row trained with a seed."""
+    """One training run of the grid: a row with a seed."""
 
     row: str
     seed: int
     recipe: Recipe
     manners: tuple[Manner, ...]
-    """How it is scored: the final model, after the last step."""
+    """How the final model is evaluated."""
 
     @property
     def name(self) -> str:
@@ -55,20 +44,20 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """What is to be run and shown."""
+    """The runs of a table."""
 
     name: str
     folder: Path
     rows: tuple[Row, ...]
     seeds: int
     cells: tuple[Cell, ...]
-    """All rows of the first seed, then those of the next: what is stopped early leaves whole comparisons."""
+    """All rows of the first seed, then all rows of the next: an interrupted grid has complete comparisons."""
     by_row: Mapping[tuple[str, int], Cell]
-    """Of a row and a seed. Rows that the recipe makes the same network share cells."""
+    """The cell of a row and a seed. Rows with the same recipe share cells."""
     recipe: str | None
-    """What all rows are trained by; None where each is by its own."""
+    """The recipe of all rows; None if each row is a recipe of its own."""
     words: tuple[str, ...]
-    """What was overridden in it."""
+    """Command-line options that override values of the recipe."""
 
     def file(self, cell: Cell) -> Path:
         return self.folder / "cells" / f"{cell.name}.json"
@@ -91,42 +80,42 @@ def plan_grid(
     scales: tuple[float, ...] = SCALES,
     overrides: Sequence[str] = (),
 ) -> Grid:
-    """What a table asks for, checked; nothing is run yet.
+    """Return the runs of a table, validated. Nothing is run.
 
     Args:
-        name: a table that is trained for.
-        folder: of the grid.
-        dataset: train on it instead of the paper's, by one recipe for all rows.
-        recipe: that recipe; the one of BASES unless given.
-        root: folder of the dataset.
-        rows: names of the rows to run; all unless given.
-        seeds: seeds 0 to seeds - 1.
-        split: what final models are scored on; the recipe's val_split unless given.
-        multi_scale: score at several scales and mirrored too, where the paper's table does not.
-        scales: these.
-        overrides: values of the recipe as words of a command line; they beat what the rows say.
+        name: table name.
+        folder: directory of the grid.
+        dataset: train all rows on this dataset with one recipe, instead of on the paper's.
+        recipe: that recipe; by default the base recipe of the dataset.
+        root: directory of the dataset.
+        rows: names of the rows to run; by default all.
+        seeds: number of seeds, which count from 0.
+        split: split to evaluate on; by default the recipe's val_split.
+        multi_scale: evaluate at several scales and flipped too, even if the paper's table does not.
+        scales: scales of that evaluation.
+        overrides: command-line options that change the recipe; they take precedence over the row's values.
     """
     table = TABLES[name]
     if seeds < 1:
-        raise ValueError(f"--seeds is {seeds}; expected 1 or more")
+        raise CaasegError(f"--seeds is {seeds}; expected 1 or more")
     for word in overrides:
         for option, instead in (("--seed", "--seeds N, which runs seeds 0 to N - 1"), ("--data.dataset", "--dataset")):
             if word.partition("=")[0] == option:
-                raise ValueError(f"{option} is what the grid itself decides; expected {instead}")
-    words = (*overrides, *(() if root is None else ("--data.root", str(root))))
+                raise CaasegError(f"{option} is set by the grid; expected {instead}")
+    words = (*overrides, *(() if root is None else (f"--data.root={root}",)))
     known = [row for row in table.rows if recipe is None and row.dataset == dataset and dataset is not None]
     own = recipe is None and (dataset is None or bool(known))
-    base = None if own else recipe or _base(name, dataset)
-    if own and any(row.recipe is None for row in table.rows):
-        raise ValueError(f"{name} is no table of the paper and has no data of its own; give --dataset or --recipe")
-    recipes = {row.name: _recipe(row, base, words) for row in known or table.rows}
+    base = None if own else recipe or _base(dataset)
+    if own and any(row.dataset is None for row in table.rows):
+        raise CaasegError(f"{name} is not a table of the paper and has no dataset; give --dataset or --recipe")
+    recipes = {row.name: _recipe(name, row, base, words) for row in known or table.rows}
     if base is not None and dataset is not None:
         found = next(iter(recipes.values())).data.dataset
         if found != dataset:
-            raise ValueError(f"--dataset is {dataset}, but recipe {base} is for {found}; leave out one of them")
+            raise CaasegError(f"--dataset is {dataset}, but recipe {base} is for {found}; leave out one of them")
     several = multi_scale or any("multi" in row.paper for row in table.rows)
     chosen = _chosen(rows, known or table.rows)
-    # Of rows that the recipe makes the same network the first gives its name, whichever of them are run.
+    # Rows with the same recipe share the name of the first of them, whether or not that one is run.
     names = {row: next(other for other in recipes if recipes[other] == recipes[row]) for row in recipes}
 
     def cell(row: Row, seed: int) -> Cell:
@@ -148,20 +137,18 @@ def plan_grid(
     )
 
 
-def _base(name: str, dataset: str | None) -> str:
+def _base(dataset: str | None) -> str:
     assert dataset is not None
     find(dataset)
     if dataset not in BASES:
-        raise ValueError(f"no recipe is shipped for {dataset}; give one by --recipe, a name or a YAML file")
+        raise CaasegError(f"no recipe is shipped for {dataset}; give one with --recipe, a name or a YAML file")
     return BASES[dataset]
 
 
-def _recipe(row: Row, base: str | None, words: Sequence[str]) -> Recipe:
+def _recipe(table: str, row: Row, base: str | None, words: Sequence[str]) -> Recipe:
     if base is None:
-        assert row.recipe is not None
-        return load_recipe(row.recipe, words)
-    changed = [f"--model.{key}={json.dumps(value) if value is None else value}" for key, value in row.model.items()]
-    return load_recipe(base, [*changed, *words])
+        return load_recipe(f"{table}/{row.name}", words)
+    return load_recipe(base, [*options_of(row.model), *words])
 
 
 def _chosen(names: Sequence[str] | None, rows: Sequence[Row]) -> list[Row]:
@@ -169,5 +156,5 @@ def _chosen(names: Sequence[str] | None, rows: Sequence[Row]) -> list[Row]:
         return list(rows)
     for name in names:
         if name not in {row.name for row in rows}:
-            raise ValueError(f"--rows has {name!r}; expected any of {', '.join(row.name for row in rows)}")
+            raise CaasegError(f"--rows has {name!r}; expected any of {', '.join(row.name for row in rows)}")
     return [row for row in rows if row.name in names]

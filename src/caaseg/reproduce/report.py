@@ -164,7 +164,7 @@ def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record 
             protocol=protocol.label,
             scores=tuple(ours),
             paper=None if paper is None else paper.mean,
-            paper_std=None if paper is None else paper.deviation,
+            paper_std=None if paper is None else paper.std,
             baseline=None if baseline is None else baseline.name,
             difference=paired_difference([a for a, _ in pairs], [b for _, b in pairs]),
             cost=cost,

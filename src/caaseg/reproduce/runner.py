@@ -26,11 +26,12 @@ import torch
 from caaseg.api import REPORT, write_report
 from caaseg.config import Recipe
 from caaseg.data.loader import useful_workers
+from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
 from caaseg.models.predictor import Precision, Predictor
-from caaseg.recipes import differences, plain_recipe, read_recipe
+from caaseg.recipes import differences, read_recipe
 from caaseg.reproduce.grid import Cell, Grid, Manner
 from caaseg.training import checkpoints
 from caaseg.training.checkpoints import MAY_CHANGE
@@ -129,7 +130,7 @@ def read_cell(path: Path) -> dict[str, Any] | None:
         if not {"recipe", "scores", "hardware"} <= content.keys():
             raise ValueError("keys are missing")
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path}: not the file of a cell ({error}); delete it to run the cell again") from error
+        raise CaasegError(f"{path}: not the file of a cell ({error}); delete it to run the cell again") from error
     return content
 
 
@@ -182,7 +183,7 @@ def _stop_signals_raised() -> Iterator[None]:
 
 
 def _is_finished(grid: Grid, cell: Cell) -> bool:
-    """Return whether a cell's file has all scores. Raises ValueError if it was trained with another recipe."""
+    """Return whether a cell's file has all scores. Raises CaasegError if it was trained with another recipe."""
     path = grid.file(cell)
     record = read_cell(path)
     if record is None:
@@ -191,7 +192,7 @@ def _is_finished(grid: Grid, cell: Cell) -> bool:
     changed = {key: pair for key, pair in differences(trained, cell.recipe).items() if key not in MAY_CHANGE}
     if changed:
         listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
-        raise ValueError(
+        raise CaasegError(
             f"{path}: the cell was trained with different settings: {listed}; use the same values, another --out, or "
             "delete the file and its run to train it again"
         )
@@ -199,7 +200,7 @@ def _is_finished(grid: Grid, cell: Cell) -> bool:
     if unscored and not (grid.run(cell) / "model").is_dir():
         scored = "; ".join(f"{score['split']} at {score['scales']}" for score in record["scores"])
         wanted = f"{unscored[0].split} at {list(unscored[0].scales)}"
-        raise ValueError(
+        raise CaasegError(
             f"{path}: scored on {scored}, but not on {wanted}, and {grid.run(cell)} has no model any more; use a "
             "protocol that it has, or delete the file to train it again"
         )
@@ -251,7 +252,7 @@ def _train(
     record = {
         "row": cell.row,
         "seed": cell.seed,
-        "recipe": plain_recipe(recipe),
+        "recipe": recipe.as_dict(),
         "val_mean_iou": [line["val_mean_iou"] for line in lines if "val_mean_iou" in line][-1],
         "best_val_mean_iou": result.best_mean_iou,
         "best_step": result.best_step,
@@ -273,7 +274,7 @@ def _score(model: torch.nn.Module, recipe: Recipe, protocol: Manner, validation:
         predictor = Predictor(model, scales=protocol.scales, flip=protocol.flip, precision=precision)
         scores = evaluate(predictor, data, workers=useful_workers(recipe.data.workers, len(data)))
     if not scores.confusion.any():
-        raise ValueError(f"split {protocol.split} of {recipe.data.dataset} has no labelled pixel; use another --split")
+        raise CaasegError(f"split {protocol.split} of {recipe.data.dataset} has no labelled pixel; use another --split")
     return {
         "split": protocol.split,
         "scales": list(protocol.scales),

@@ -1,8 +1,11 @@
-"""The paper's tables as data: what each row trains, and the number printed for it.
+"""The paper's tables as data: the model of each row, and the number that the paper reports for it.
 
-Numbers are mean IoU in %, as in the source of Huang et al., AAAI 2022. A number in parentheses there is the standard
-deviation of 5 repeated runs; the tables that compare with other methods hold "the best results" of an unsaid number of
-runs, not means. "Test set" of PASCAL Context is what its maker calls val.
+Numbers are mean IoU in %, from Huang et al., AAAI 2022. A number in parentheses there is the standard deviation of 5
+runs; the tables that compare with other methods report "the best results" of an unknown number of runs, not means. The
+"test set" of PASCAL Context is the split called val.
+
+Each row is a recipe: the base recipe of its dataset with the values that the table studies. `ROWS` lists them by name,
+such as table1/caa_gate3x128.
 """
 
 from collections.abc import Mapping
@@ -10,48 +13,62 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from caaseg.models.heads import HEADS
+from caaseg.settings import shown_value
 
 TableName = Literal["table1", "table2", "table3", "table4", "table5", "state_of_the_art", "appendix", "heads", "groups"]
 Protocol = Literal["single", "multi"]
-"""Single scale, or several scales and mirrored images."""
+"""Evaluation at a single scale, or at several scales and flipped."""
 
 SCALES = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-"""Of the authors' code, each mirrored too; the paper does not say them."""
+"""Scales of the authors' code, each also flipped; the paper does not report them."""
+
+BASES = {
+    "pascal_context": "pascal_context/caa_resnet101_s16",
+    "coco_stuff_10k": "coco_stuff_10k/caa_aux_resnet101_s8",
+    "coco_stuff_164k": "coco_stuff_164k/caa_efficientnet_b5_s8",
+    "cityscapes": "cityscapes/caa_aux_resnet101_s8",
+    "camvid": "camvid/caa_resnet50",
+    "folder": "folder/caa_resnet18",
+    "scenes": "scenes/caa_resnet18",
+}
+"""The base recipe of each dataset."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the paper, in %."""
+    """A number of the paper in %, with its standard deviation if reported."""
 
     mean: float
-    deviation: float | None = None
+    std: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A network that is trained, with what the paper says of it."""
+    """A row of a table: a model that is trained, and the paper's numbers for it."""
 
     name: str
-    """Of its cells."""
     label: str | None
     """None for the title of its head's class."""
-    recipe: str | None
-    """The shipped recipe on the paper's data; None where the paper has no such row."""
+    dataset: str | None
+    """The paper's dataset; None if the row is not in the paper."""
     model: Mapping[str, Any]
-    """What the table studies: these values of a recipe's model are changed where the row is trained by another."""
+    """What the table studies: changes of the recipe's model, on any dataset."""
+    paper_model: Mapping[str, Any] = field(default_factory=dict)
+    """Further changes of the base recipe on the paper's dataset."""
     baseline: str | None = None
-    """The row that it is compared with, in pairs over seeds."""
+    """Name of the row to compare with, seed by seed."""
     paper: Mapping[Protocol, Number] = field(default_factory=dict)
+    """The paper's numbers."""
 
-    @property
-    def dataset(self) -> str | None:
-        """The paper's."""
-        return None if self.recipe is None else self.recipe.partition("/")[0]
+
+def options_of(model: Mapping[str, Any]) -> list[str]:
+    """Return changes of a recipe's model as command-line options."""
+    return [f"--model.{key}={shown_value(value)}" for key, value in model.items()]
 
 
 @dataclass(frozen=True)
 class Quoted:
-    """A number that the paper prints of another's method, neither trained nor checked here."""
+    """A number that the paper quotes for another method; it is neither trained nor checked here."""
 
     method: str
     dataset: str
@@ -60,51 +77,48 @@ class Quoted:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the paper, or one in its manner."""
+    """A table of the paper, or one of the same form."""
 
     title: str
     rows: tuple[Row, ...]
     quoted: tuple[Quoted, ...] = ()
     notes: tuple[str, ...] = ()
-    """What is to be known to read it, and where its source cannot be taken literally."""
+    """Explanations, and where the paper's text cannot be taken literally."""
 
 
-def _single(mean: float, deviation: float | None = None) -> dict[Protocol, Number]:
-    return {"single": Number(mean, deviation)}
+def _single(mean: float, std: float | None = None) -> dict[Protocol, Number]:
+    return {"single": Number(mean, std)}
 
 
-def _multi(mean: float, deviation: float | None = None) -> dict[Protocol, Number]:
-    return {"multi": Number(mean, deviation)}
+def _multi(mean: float, std: float | None = None) -> dict[Protocol, Number]:
+    return {"multi": Number(mean, std)}
 
 
 AXIAL = Row(
     name="axial",
     label="axial attention",
-    recipe="pascal_context/axial_resnet101_s16",
+    dataset="pascal_context",
     model={"head": "axial"},
     paper=_single(50.27, 0.2),
 )
 CAA = Row(
     name="caa",
     label="channelized axial attention",
-    recipe="pascal_context/caa_resnet101_s16",
+    dataset="pascal_context",
     model={"head": "caa"},
     baseline="axial",
     paper=_single(51.06, 0.2),
 )
 
 
-def _gate(layers: int, width: int, mean: float, deviation: float) -> Row:
-    shape = f"{layers}x{width}"
-    # 5 x 128 is the network of the other tables.
-    of = "caa" if shape == "5x128" else f"caa_gate{shape}"
+def _gate(layers: int, width: int, mean: float, std: float) -> Row:
     return Row(
-        name=f"caa_gate{shape}",
+        name=f"caa_gate{layers}x{width}",
         label=f"channelized, {layers} layers of {width}",
-        recipe=f"pascal_context/{of}_resnet101_s16",
+        dataset="pascal_context",
         model={"head": "caa", "gate_layers": layers, "gate_width": width},
         baseline="axial",
-        paper=_single(mean, deviation),
+        paper=_single(mean, std),
     )
 
 
@@ -114,7 +128,7 @@ def _strategy(
     return Row(
         name=f"{name}_s{stride}",
         label=f"{label}, stride {stride}",
-        recipe=f"pascal_context/{name}_resnet101_s{stride}",
+        dataset="pascal_context",
         model={"head": head, "aux": aux, "output_stride": stride},
         baseline=baseline,
         paper=paper,
@@ -128,12 +142,12 @@ def _both(single: tuple[float, float], multi: tuple[float, float]) -> dict[Proto
 def _backbone(
     name: str, label: str, timm_name: str, head: str, stride: int, mean: float, baseline: str | None = None
 ) -> Row:
-    # What dilates the blocks of a ResNet's last stage means nothing elsewhere; a ResNet keeps what its recipe says.
+    # Only ResNets have a multi-grid.
     grid = {} if name.startswith("resnet") else {"multi_grid": None}
     return Row(
         name=f"{head}_{name}_s{stride}",
         label=f"{label}, {'channelized' if head == 'caa' else 'axial attention'}, stride {stride}",
-        recipe=f"pascal_context/{head}_{name}_s{stride}",
+        dataset="pascal_context",
         model={"head": head, "backbone": timm_name, "output_stride": stride, **grid},
         baseline=baseline,
         paper=_single(mean),
@@ -145,7 +159,7 @@ def _against_danet(dataset: str, title: str, danet: float, caa: Mapping[int, flo
     first = Row(
         name=f"danet_aux_s8_{dataset}",
         label=f"{title}: DANet",
-        recipe=f"{dataset}/danet_aux_resnet101_s8",
+        dataset=dataset,
         model={"head": "danet", "aux": True, "output_stride": 8},
         paper=_multi(danet),
     )
@@ -153,7 +167,7 @@ def _against_danet(dataset: str, title: str, danet: float, caa: Mapping[int, flo
         Row(
             name=f"caa_aux_s{stride}_{dataset}",
             label=f"{title}: CAA{f', stride {stride}' if several else ''}",
-            recipe=f"{dataset}/caa_aux_resnet101_s{stride}",
+            dataset=dataset,
             model={"head": "caa", "aux": True, "output_stride": stride},
             baseline=first.name,
             paper=_multi(mean),
@@ -169,11 +183,11 @@ def _quoted(dataset: str, numbers: Mapping[str, float]) -> list[Quoted]:
 
 ABLATION = (
     "The paper's numbers are of PASCAL Context (59 classes) with ResNet-101 pretrained on ImageNet, output stride 16, "
-    "single scale, 40,000 steps; means and deviations of 5 runs."
+    "single scale, 40,000 steps; means and standard deviations of 5 runs."
 )
 BEST_RESULTS = (
-    "The paper's numbers here are its best results, not means over runs, with several scales and mirrored images; its "
-    "scales are not said, those of the authors' code are taken."
+    "The paper's numbers here are its best results, not means over runs, at several scales and flipped; it does not "
+    "report the scales, so ours are those of the authors' code."
 )
 
 TABLES: dict[str, Table] = {
@@ -201,7 +215,7 @@ TABLES: dict[str, Table] = {
             Row(
                 name="axial_se",
                 label="squeeze-and-excitation, then axial attention",
-                recipe="pascal_context/axial_se_resnet101_s16",
+                dataset="pascal_context",
                 model={"head": "axial_se"},
                 baseline="axial",
                 paper=_single(50.37, 0.2),
@@ -221,23 +235,23 @@ TABLES: dict[str, Table] = {
             Row(
                 name="self_attention",
                 label="self-attention",
-                recipe="pascal_context/self_attention_resnet101_s16",
+                dataset="pascal_context",
                 model={"head": "self_attention"},
                 paper=_single(50.42),
             ),
             Row(
                 name="channelized_self_attention",
                 label="channelized self-attention",
-                recipe="pascal_context/channelized_self_attention_resnet101_s16",
+                dataset="pascal_context",
                 model={"head": "channelized_self_attention"},
                 baseline="self_attention",
                 paper=_single(51.09),
             ),
         ),
-        notes=(ABLATION, "This table prints no deviations; Table 1 has 0.2 for the first two rows."),
+        notes=(ABLATION, "This table reports no standard deviations; Table 1 has 0.2 for the first two rows."),
     ),
     "table4": Table(
-        title="Table 4: output stride, auxiliary loss, several scales and mirrored images",
+        title="Table 4: output stride, auxiliary loss, several scales and flipped images",
         rows=(
             _strategy("danet_aux", "DANet with auxiliary loss", "danet", True, 8, _multi(52.60), "axial_s8"),
             _strategy("axial", "axial attention", "axial", False, 16, _both((50.27, 0.2), (52.01, 0.2)), None),
@@ -253,9 +267,9 @@ TABLES: dict[str, Table] = {
         ),
         notes=(
             "The paper's numbers are of PASCAL Context (59 classes) with ResNet-101 pretrained on ImageNet, 40,000 "
-            "steps; means and deviations of 5 runs, DANet's quoted from its authors.",
-            'The paper speaks of the "auxiliary loss during inference"; it is a loss, of training. Its scales are not '
-            "said: those of the authors' code are taken. Its FLOPs are beside ours in caaseg flops --paper.",
+            "steps; means and standard deviations of 5 runs, DANet's quoted from its authors.",
+            'The paper speaks of the "auxiliary loss during inference"; it is a loss, of training. It does not report '
+            "its scales: ours are those of the authors' code. Its FLOPs are beside ours in caaseg flops --paper.",
         ),
     ),
     "table5": Table(
@@ -276,8 +290,8 @@ TABLES: dict[str, Table] = {
             ),
         ),
         notes=(
-            "The paper's numbers are of PASCAL Context (59 classes), single scale, 40,000 steps; without deviations.",
-            "Its last row has another output stride than the axial attention it stands below.",
+            "The paper's numbers are for PASCAL Context (59 classes), single scale, 40,000 steps, without standard "
+            "deviations. Its last row has another output stride than the axial attention above it.",
         ),
     ),
     "state_of_the_art": Table(
@@ -300,7 +314,7 @@ TABLES: dict[str, Table] = {
         ),
         notes=(
             BEST_RESULTS,
-            "DANet's numbers are those that the paper quotes from its authors.",
+            "DANet's numbers are quoted by the paper from DANet's authors.",
             "COCO-Stuff 10K has 171 labelled classes; the paper says 172, with the unlabelled one. The paper's numbers "
             "of Cityscapes are of the test set, which the evaluation server alone can score: ours are of val.",
         ),
@@ -311,29 +325,32 @@ TABLES: dict[str, Table] = {
             Row(
                 name="caa_efficientnet_b7_pascal_context",
                 label="PASCAL Context: CAA, EfficientNet-B7",
-                recipe="pascal_context/caa_efficientnet_b7_s8",
+                dataset="pascal_context",
                 model={"head": "caa", "backbone": "tf_efficientnet_b7", "multi_grid": None, "decoder": False},
+                paper_model={"output_stride": 8},
                 paper=_multi(60.12),
             ),
             Row(
                 name="caa_decoder_efficientnet_b7_pascal_context",
                 label="PASCAL Context: CAA, EfficientNet-B7, simple decoder",
-                recipe="pascal_context/caa_decoder_efficientnet_b7_s8",
+                dataset="pascal_context",
                 model={"head": "caa", "backbone": "tf_efficientnet_b7", "multi_grid": None, "decoder": True},
+                paper_model={"output_stride": 8},
                 baseline="caa_efficientnet_b7_pascal_context",
                 paper=_multi(60.50),
             ),
             Row(
                 name="caa_efficientnet_b7_coco_stuff_10k",
                 label="COCO-Stuff 10K: CAA, EfficientNet-B7",
-                recipe="coco_stuff_10k/caa_efficientnet_b7_s8",
+                dataset="coco_stuff_10k",
                 model={"head": "caa", "backbone": "tf_efficientnet_b7", "multi_grid": None, "decoder": False},
+                paper_model={"aux": False},
                 paper=_multi(45.4),
             ),
             Row(
                 name="caa_efficientnet_b5_coco_stuff_164k",
                 label="COCO-Stuff 164K: CAA, EfficientNet-B5",
-                recipe="coco_stuff_164k/caa_efficientnet_b5_s8",
+                dataset="coco_stuff_164k",
                 model={"head": "caa", "backbone": "tf_efficientnet_b5", "multi_grid": None, "decoder": False},
                 paper=_multi(47.30),
             ),
@@ -368,7 +385,7 @@ TABLES: dict[str, Table] = {
             Row(
                 name=head,
                 label=None,
-                recipe=None,
+                dataset=None,
                 model={"head": head},
                 baseline=None if head == "axial" else "axial",
             )
@@ -377,3 +394,11 @@ TABLES: dict[str, Table] = {
         notes=("This is not a table of the paper: it trains every head by one recipe, on one dataset.",),
     ),
 }
+
+ROWS = {
+    f"{name}/{row.name}": (BASES[row.dataset], options_of({**row.model, **row.paper_model}))
+    for name, table in TABLES.items()
+    for row in table.rows
+    if row.dataset is not None
+}
+"""Base recipe and options of each row of the paper, by its name."""

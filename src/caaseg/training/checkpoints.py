@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from caaseg.config import Recipe
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 from caaseg.recipes import differences, load_recipe
 from caaseg.training.setup import is_first_rank
@@ -26,7 +27,7 @@ KEYS = {"step", "model", "ema", "optimizer", "scaler", "best"}
 
 
 def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> dict[str, Any] | None:
-    """Return the state to resume from, None to start. Raises ValueError if the run has other settings.
+    """Return the state to resume from, None to start. Raises CaasegError if the run has other settings.
 
     Args:
         recipe: the settings now.
@@ -38,13 +39,13 @@ def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> dic
     if resume is None:
         # Other ranks get here after the first has started to write.
         if is_first_rank() and (path.exists() or (run / DIRECTORY).exists()):
-            raise ValueError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
+            raise CaasegError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
         return None
     if path.exists():
         changed = {key: two for key, two in differences(load_recipe(path), recipe).items() if key not in MAY_CHANGE}
         if changed:
             listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
-            raise ValueError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
+            raise CaasegError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
     if str(resume) == "auto":
         return newest_good_checkpoint(run)
     return read_checkpoint(Path(resume))
@@ -63,9 +64,9 @@ def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the state in a checkpoint, on the CPU. Raises ValueError if the file cannot be used."""
+    """Return the state in a checkpoint, on the CPU. Raises CaasegError if the file cannot be used."""
     if not path.is_file():
-        raise ValueError(f"{path}: no such checkpoint; expected a file such as RUN/{DIRECTORY}/step-00000500.pt")
+        raise CaasegError(f"{path}: no such checkpoint; expected a file such as RUN/{DIRECTORY}/step-00000500.pt")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch.load does not check checksums
@@ -76,10 +77,10 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if not isinstance(state, dict) or not state.keys() >= KEYS:
             raise ValueError(f"expected {', '.join(sorted(KEYS))}")
     except pickle.UnpicklingError as error:
-        raise ValueError(f"{path}: refused, because it contains more than tensors and plain values") from error
+        raise CaasegError(f"{path}: refused, because it contains more than tensors and plain values") from error
     except (ValueError, RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{path}: not a complete checkpoint ({reason})") from error
+        raise CaasegError(f"{path}: not a complete checkpoint ({reason})") from error
     return state
 
 

@@ -23,6 +23,7 @@ from caaseg.config import Recipe
 from caaseg.data.loader import EvaluationLoader, TrainingLoader, useful_workers
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.data.transforms import normalize
+from caaseg.errors import CaasegError
 from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.evaluation.metrics import MetricFactory
@@ -74,7 +75,7 @@ class TrainingResult(NamedTuple):
         return cls(run, state["step"], True, None, best.get("mean_iou"), best.get("step"))
 
 
-class NonFiniteLossError(ValueError):
+class NonFiniteLossError(CaasegError):
     """The loss is infinite or NaN."""
 
 

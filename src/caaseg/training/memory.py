@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from caaseg.config import Recipe
+from caaseg.errors import CaasegError
 from caaseg.models import Segmenter
 from caaseg.models.cuda_graphs import preserve_state
 from caaseg.models.resize import upsampled_side
@@ -46,25 +47,25 @@ def explain_out_of_memory(when: Callable[[], str], recipe: Recipe, crops: int) -
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise ValueError(out_of_memory_message(when(), recipe, crops)) from error
+        raise CaasegError(out_of_memory_message(when(), recipe, crops)) from error
 
 
 def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
-    """Raise ValueError if a step needs more than the memory of this machine."""
+    """Raise CaasegError if a step needs more than the memory of this machine."""
     needed, total = min_step_bytes(recipe, crops, num_classes), total_bytes()
     if total is not None and needed > total:
-        raise ValueError(
+        raise CaasegError(
             f"{out_of_memory_message('before the first step', recipe, crops)} "
             f"(they need at least {needed / 1e9:,.1f} GB, and this machine has {total / 1e9:,.1f} GB)"
         )
 
 
 def check_cache_fits(needed: int, processes: int) -> None:
-    """Raise ValueError if the cached datasets of all processes on this machine need more than the free memory."""
+    """Raise CaasegError if the cached datasets of all processes on this machine need more than the free memory."""
     available = available_bytes()
     if available is not None and processes * needed > available:
         times = f" per process, in {processes} processes," if processes > 1 else ""
-        raise ValueError(
+        raise CaasegError(
             f"data.cache is true, but the decoded images need about {needed / 1e9:,.1f} GB{times} and "
             f"{available / 1e9:,.1f} GB of memory are free; set data.cache false to read them from their files in each "
             "step"

@@ -13,10 +13,12 @@ import torch.distributed as dist
 from caaseg.config import Recipe
 from caaseg.data.cache import CachedDataset, estimated_bytes
 from caaseg.data.sample import SegmentationDataset
+from caaseg.errors import CaasegError
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.files import atomic_write
 from caaseg.models import Segmenter
 from caaseg.models.heads import resolve_head
+from caaseg.models.inference import check_implementation_runs
 from caaseg.recipes import load_recipe, save_recipe
 from caaseg.training.checkpoints import RECIPE, newest_step, state_to_resume
 from caaseg.training.loop import Progress, TrainingResult, train_loop
@@ -101,10 +103,10 @@ def train(
 
 
 def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None) -> int:
-    """Raise ValueError if a recipe cannot run on these processes. Return the crops per forward pass."""
+    """Raise CaasegError if a recipe cannot run on these processes. Return the crops per forward pass."""
     parts = processes.total * recipe.accumulate
     if recipe.batch_size % parts:
-        raise ValueError(
+        raise CaasegError(
             f"batch_size is {recipe.batch_size}; expected a multiple of {parts}, "
             f"{processes.total} processes times {recipe.accumulate} accumulation steps"
         )
@@ -112,12 +114,15 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
     synchronized = processes.device.type == "cuda" and processes.total > 1
     head = resolve_head(recipe.model.head) if model is None else type(model.head)
     if crops == 1 and not synchronized and head.needs_two_images:
-        raise ValueError(
+        raise CaasegError(
             f"each forward pass has 1 crop, but the image-level branch of {head.__name__} needs 2 or more for its "
             "batch statistics; set a larger batch_size or a smaller accumulate"
         )
     if recipe.precision == "16" and processes.device.type != "cuda":
-        raise ValueError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
+        raise CaasegError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
+    check_implementation_runs(
+        recipe.model.implementation if model is None else model.config.implementation, processes.device
+    )
     if processes.total > 1 and processes.device.type != "cuda" and is_first_rank():
         logger.warning("synchronized batch norm is not available on CPU: each process uses its own batch statistics")
     return crops

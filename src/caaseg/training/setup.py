@@ -13,6 +13,7 @@ import torch
 from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find, open_dataset
 from caaseg.data.sample import SegmentationDataset
+from caaseg.errors import CaasegError
 from caaseg.models import Segmenter, load_model
 from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.torchvision_compat import declare_missing_operators
@@ -43,14 +44,14 @@ def resolve_processes(device: str, devices: int) -> Processes:
         devices: number of processes on this machine, one per GPU.
     """
     if devices < 1:
-        raise ValueError(f"devices is {devices}; expected 1 or more")
+        raise CaasegError(f"devices is {devices}; expected 1 or more")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     resolved = torch.device(device)
     if resolved.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device is {device}, but torch sees no GPU; use cpu, or install a CUDA build of torch")
+        raise CaasegError(f"device is {device}, but torch sees no GPU; use cpu, or install a CUDA build of torch")
     if resolved.type == "mps" and not torch.backends.mps.is_available():
-        raise ValueError("device is mps, which this machine does not have; use cpu")
+        raise CaasegError("device is mps, which this machine does not have; use cpu")
     if torch.distributed.is_torchelastic_launched():
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         return Processes(resolved, local, int(os.environ["WORLD_SIZE"]) // local)
@@ -60,7 +61,7 @@ def resolve_processes(device: str, devices: int) -> Processes:
     if resolved.type == "cuda":
         available, index = torch.cuda.device_count(), resolved.index or 0
         if max(devices, index + 1) > available:
-            raise ValueError(f"device is {device} and devices is {devices}, but torch sees {available} GPUs")
+            raise CaasegError(f"device is {device} and devices is {devices}, but torch sees {available} GPUs")
     return Processes(resolved, devices, 1)
 
 
@@ -112,29 +113,25 @@ def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
     """Return a split of a recipe's dataset, or several joined with +."""
     data = recipe.data
     if data.root is None and find(data.dataset).has_files:
-        raise ValueError(f"data.root is missing: {data.dataset} needs the directory of its files; --data.root")
+        raise CaasegError(f"data.root is missing: {data.dataset} needs the directory of its files; --data.root")
     root = None if data.root is None else Path(data.root)
     if root is not None and not root.is_dir():
-        raise ValueError(f"data.root is {root}: no such directory; expected that of {data.dataset}; --data.root")
-    options = {name: tuple(value) if isinstance(value, list) else value for name, value in data.options.items()}
-    try:
-        return open_dataset(data.dataset, root, names, **options)
-    except TypeError as error:  # an option that the dataset does not have
-        raise ValueError(f"data.options is {data.options}, which {data.dataset} does not accept: {error}") from error
+        raise CaasegError(f"data.root is {root}: no such directory; expected that of {data.dataset}; --data.root")
+    return open_dataset(data.dataset, root, names, **data.options)
 
 
 def check_classes_of(recipe: Recipe, train: SegmentationDataset, val: SegmentationDataset) -> None:
-    """Raise ValueError if recipe, training and validation split disagree about the number of classes."""
+    """Raise CaasegError if recipe, training and validation split disagree about the number of classes."""
     expected = recipe.model.num_classes or len(train.classes)
     for name, dataset in ((recipe.data.train_split, train), (recipe.data.val_split, val)):
         if len(dataset.classes) != expected:
-            raise ValueError(
+            raise CaasegError(
                 f"model.num_classes is {expected}, but split {name} of {recipe.data.dataset} has "
                 f"{len(dataset.classes)} classes; omit it to use the dataset's"
             )
     weights = recipe.loss.class_weights
     if not isinstance(weights, str) and len(weights) != expected:
-        raise ValueError(f"loss.class_weights has {len(weights)} numbers, but the dataset has {expected} classes")
+        raise CaasegError(f"loss.class_weights has {len(weights)} numbers, but the dataset has {expected} classes")
 
 
 def build_model(recipe: Recipe, data: SegmentationDataset, init_from: str | Path | None = None) -> Segmenter:
@@ -159,7 +156,7 @@ def build_model(recipe: Recipe, data: SegmentationDataset, init_from: str | Path
 
 
 def _check_same_architecture(model: Segmenter, other: Segmenter, source: str | Path) -> None:
-    """Raise ValueError if the weights do not fit, naming the settings that differ instead of the weights."""
+    """Raise CaasegError if the weights do not fit, naming the settings that differ instead of the weights."""
     try:
         check_fits(model, other.state_dict(), str(source))
     except ValueError as error:
@@ -167,7 +164,7 @@ def _check_same_architecture(model: Segmenter, other: Segmenter, source: str | P
         listed = [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in settings.items() if theirs != ours]
         if not listed:
             raise
-        raise ValueError(
+        raise CaasegError(
             f"{source}: its weights do not fit, because it has {', '.join(listed)}; set the same with --model.NAME, or "
             "start from another model"
         ) from error

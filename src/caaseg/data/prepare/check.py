@@ -16,6 +16,7 @@ from caaseg.data.datasets.pairs import IMAGE_SUFFIXES, Pair, PairDataset, size_e
 from caaseg.data.decode import read_image
 from caaseg.data.prepare import Progress
 from caaseg.data.sample import IGNORE, BadFileError
+from caaseg.errors import CaasegError
 
 
 class Problem(NamedTuple):
@@ -59,7 +60,7 @@ def check(name: str, root: Path, progress: Progress) -> CheckResult:
             messages: tuple[str, ...] = (str(error),)
         else:
             if not isinstance(dataset, PairDataset):
-                raise ValueError(f"{name} has no files to check")
+                raise CaasegError(f"{name} has no files to check")
             opened[split] = dataset
             messages = dataset.problems
         known = {problem.message for problem in result.problems}  # several splits may have the same problem

@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 from caaseg.data.prepare import Progress
 from caaseg.data.sample import BadFileError
+from caaseg.errors import CaasegError
 
 MAX_FAILURES = 3  # consecutive attempts without a new byte
 TIMEOUT_S = 60
@@ -21,7 +22,7 @@ CHUNK = 1 << 18
 def download(address: str, target: Path, *, sha1: str | None, progress: Progress) -> None:
     """Download `target` to a .part file next to it; rename it when it is complete and its checksum is correct."""
     if urlsplit(address).scheme not in ("http", "https"):
-        raise ValueError(f"{address!r} is not a web address; expected http:// or https://")
+        raise CaasegError(f"{address!r} is not a web address; expected http:// or https://")
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
     failures = 0

@@ -14,6 +14,7 @@ from caaseg.data.prepare import Progress
 from caaseg.data.prepare.convert import convert
 from caaseg.data.prepare.download import check_sha1, download
 from caaseg.data.prepare.unpack import unpack
+from caaseg.errors import CaasegError
 
 
 def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Progress) -> None:
@@ -29,11 +30,11 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
     files = [Path(archive.file).name for archive in info.archives]
     for file in addresses:
         if file not in files:
-            raise ValueError(f"--addresses has {file!r}; expected any of {', '.join(files) or 'none'} for {name}")
+            raise CaasegError(f"--addresses has {file!r}; expected any of {', '.join(files) or 'none'} for {name}")
     if info.has_files and is_ready(name, root):
         return
     if not info.archives:
-        raise ValueError(f"{name} has nothing to download; {info.how}")
+        raise CaasegError(f"{name} has nothing to download; {info.how}")
     try:
         _prepare_missing(info, root, addresses, progress)
     except OSError as error:
@@ -61,7 +62,7 @@ def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str]
         if archive.address is None and Path(archive.file).name not in addresses and not (root / archive.file).exists()
     ]
     if by_hand:
-        raise ValueError(
+        raise CaasegError(
             f"{info.title} needs a login to download: get {' and '.join(path.name for path in by_hand)} from "
             f"{needed[0].page}, put them at {' and '.join(map(str, by_hand))}, and run the same command again"
         )

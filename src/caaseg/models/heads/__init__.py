@@ -7,6 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from caaseg.errors import CaasegError
+
 if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
 
@@ -25,7 +27,7 @@ HEADS = {
 def head_class(name: str) -> "type[Head]":
     """Return the class of a built-in head by its name."""
     if name not in HEADS:
-        raise ValueError(f"head is {name!r}, which is not built in; pass its class: head=MyHead")
+        raise CaasegError(f"head is {name!r}, which is not built in; pass its class: head=MyHead")
     module, _, class_name = HEADS[name].partition(":")
     found: type[Head] = getattr(import_module(module), class_name)
     return found
@@ -49,9 +51,9 @@ def _class_in_file(head: str) -> "type[Head]":
     file, _, name = head.rpartition(":")
     path = Path(file)
     if path.suffix != ".py":
-        raise ValueError(f"head is {head!r}; expected one of {', '.join(HEADS)}, or file.py:Class")
+        raise CaasegError(f"head is {head!r}; expected one of {', '.join(HEADS)}, or file.py:Class")
     if not path.is_file():
-        raise ValueError(f"head is {head!r}: {file} is not a file; expected a Python file with the class {name}")
+        raise CaasegError(f"head is {head!r}: {file} is not a file; expected a Python file with the class {name}")
     module_name = "caaseg_head_" + re.sub(r"\W", "_", str(path.resolve()))
     if module_name in sys.modules:
         module = sys.modules[module_name]
@@ -68,5 +70,5 @@ def _class_in_file(head: str) -> "type[Head]":
             raise
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, Head)):
-        raise ValueError(f"head is {head!r}: {file} has no subclass of caaseg.models.heads.base.Head named {name}")
+        raise CaasegError(f"head is {head!r}: {file} has no subclass of caaseg.models.heads.base.Head named {name}")
     return found

@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 from caaseg.attention import ChannelizedAxialAttention, SelfAttention
 from caaseg.attention.projection import projection
 from caaseg.config import Architecture
+from caaseg.errors import CaasegError
 
 DROPOUT = 0.1
 
@@ -104,7 +105,7 @@ class AttentionHead(Head):
     def forward(self, features: Tensor) -> HeadFeatures:
         norm = self.image_level[1]
         if norm.training and isinstance(norm, nn.BatchNorm2d) and features.shape[0] == 1:
-            raise ValueError(
+            raise CaasegError(
                 "a batch of one image cannot be trained on: batch normalization of the image-level branch needs two; "
                 "use two or more images per device, or keep batch normalization in evaluation mode"
             )

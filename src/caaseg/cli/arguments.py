@@ -1,0 +1,72 @@
+"""Types of command-line arguments, and checks of paths before any work. Does not import torch."""
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import AfterValidator, Field
+
+from caaseg.errors import CaasegError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _checked_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ValueError("auto, cpu, cuda, cuda:N, mps")
+    return name
+
+
+def _checked_figure(path: Path) -> Path:
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError("a file name that ends in .png, .svg or .pdf")
+    return path
+
+
+Device = Annotated[str, AfterValidator(_checked_device)]
+Figure = Annotated[Path, AfterValidator(_checked_figure)]
+Positive = Annotated[float, Field(gt=0)]
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+Scales = Annotated[tuple[Positive, ...], Field(min_length=1)]
+
+
+def device_of(name: str) -> "torch.device":
+    """Return the device of a name, or raise an error if this machine does not have it."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise CaasegError(
+            f"--device is {name}, but torch sees no GPU here; use --device cpu or install a CUDA build of torch"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise CaasegError(f"--device is {name}, but there are {torch.cuda.device_count()} GPUs, which count from 0")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise CaasegError("--device is mps, but torch cannot use it here; use --device cpu")
+    return device
+
+
+def check_writable(**files: str | Path | None) -> None:
+    """Raise an error if a file cannot be written. Keywords are names of options; "-" is standard output."""
+    for option, file in files.items():
+        if file is not None and file != "-":
+            if str(file) in ("", ".") or Path(file).is_dir():
+                raise CaasegError(f"--{option} is {str(file)!r}; expected the name of a file")
+            _check_permission(Path(file), f"--{option}")
+
+
+def check_directory(path: Path, option: str) -> None:
+    """Raise an error if a directory cannot be created or written to."""
+    if path.exists() and not path.is_dir():
+        raise CaasegError(f"{option} is {str(path)!r}, which is a file; expected a new or existing directory")
+    _check_permission(path, option)
+
+
+def _check_permission(path: Path, option: str) -> None:
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not os.access(existing, os.W_OK):
+        raise CaasegError(f"{option} is {str(path)!r}, but {existing} is not writable; choose another path")
