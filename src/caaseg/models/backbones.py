@@ -35,7 +35,7 @@ class Features(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """Protocol of backbones. `create_model` accepts any module with these attributes and this forward."""
+    """Protocol of backbones. `create_model` accepts any module with these and `forward(images) -> Features`."""
 
     coarse_channels: int
     fine_channels: int | None
@@ -44,10 +44,6 @@ class Backbone(nn.Module):
     """RGB mean that images are normalized with, for values from 0 to 1."""
     std: tuple[float, ...]
     """RGB standard deviation that images are normalized with."""
-
-    def forward(self, images: Tensor) -> Features:
-        """Return the features of normalized images, (N, 3, H, W)."""
-        raise NotImplementedError
 
 
 def check_backbone(module: nn.Module, *, with_fine: bool) -> Backbone:

@@ -4,6 +4,7 @@ A head turns the backbone's coarse feature map into the feature map that is clas
 `Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -41,7 +42,8 @@ class ConflictWording(NamedTuple):
 class Head(nn.Module):
     """Base class of heads, constructed as `HeadClass(in_channels, config)`.
 
-    Subclasses set `out_channels`, and `branch_channels` if they have branches, in `__init__`.
+    Subclasses set `out_channels`, and `branch_channels` if they have branches, in `__init__`, and implement
+    `forward(features) -> HeadFeatures` for features (N, in_channels, H, W).
     """
 
     title: ClassVar[str] = "custom head"
@@ -62,16 +64,12 @@ class Head(nn.Module):
     out_channels: int
     branch_channels: int = 0
 
-    def forward(self, features: Tensor) -> HeadFeatures:
-        """(N, in_channels, H, W) -> HeadFeatures."""
-        raise NotImplementedError
-
     def attention_block(self) -> AttentionBlock | None:
         """Return the block whose attention can be explained per pixel, or None."""
         return None
 
 
-class AttentionHead(Head):
+class AttentionHead(Head, ABC):
     """The authors' frame around an attention block: entry and exit convolutions, and an image-level branch.
 
     Args:
@@ -94,9 +92,9 @@ class AttentionHead(Head):
         self.bottleneck = projection(2 * channels, self.out_channels, kind=ImageBiasedConvolution)
         self.dropout = nn.Dropout(DROPOUT)
 
+    @abstractmethod
     def build_block(self, config: Architecture) -> nn.Module:
         """Return the attention block: (N, config.channels, H, W) -> the same shape."""
-        raise NotImplementedError
 
     def attend(self, features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Apply the block. Return its output and the branches by name, all (N, C, H, W)."""
