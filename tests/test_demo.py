@@ -75,4 +75,4 @@ def test_a_training_process_stops_with_a_checkpoint_when_the_parent_is_gone(tmp_
         train_in_process(recipe, tmp_path, "cpu", torch.get_num_threads(), sender)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000012.pt"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000011.pt"]

@@ -67,6 +67,8 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
     for language, text in blocks(page):
         match language:
             case "python":
+                if file := re.match(r"# (\w+\.py)\n", text):  # a file of the reader's own
+                    Path(file[1]).write_text(text)
                 run_snippet(text, names, page)
             case "sh":
                 for words in commands(text):
