@@ -171,7 +171,7 @@ def check_export(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: 
             expected, truth = deployed(images), exact(images.double())
         found = run(images)
         if found.shape != expected.shape or not torch.isfinite(found).all():
-            raise ValueError(
+            raise CaasegError(
                 f"{path}: not written: for {batch} x 3 x {height} x {width} the exported model returned "
                 f"{tuple(found.shape)}, finite or not, the model {tuple(expected.shape)}; report this as a bug"
             )
@@ -180,7 +180,7 @@ def check_export(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: 
         rounding = max(rounding, float((expected - truth).abs().max()))
         largest = max(largest, float(expected.abs().max()))
     if difference > max(TOLERANCE, MAX_ROUNDING_FACTOR * rounding):
-        raise ValueError(
+        raise CaasegError(
             f"{path}: not written: its logits differ from the model's by up to {difference:.2g}; expected less than "
             f"{TOLERANCE:g}, or {MAX_ROUNDING_FACTOR} times the rounding error of {rounding:.2g}; report this as a bug"
         )
