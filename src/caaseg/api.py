@@ -19,11 +19,12 @@ from caaseg.models.predictor import Predictor
 from caaseg.recipes import default_folder, load_recipe
 from caaseg.reports.run import write_run_page
 from caaseg.training import run as training_run
-from caaseg.training.loop import Progress, TrainingResult
+from caaseg.training.loop import TrainingResult
 from caaseg.training.losses import Loss
 from caaseg.training.metrics_log import FILE as METRICS
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.setup import is_first_rank, open_split
+from caaseg.training.step_log import Progress
 
 REPORT = "report.html"
 

@@ -22,10 +22,11 @@ from caaseg.recipes import load_recipe
 from caaseg.reports.demo import DemoModel, findings, write_demo_page
 from caaseg.reports.evaluation import scores_as_json
 from caaseg.training.checkpoints import RECIPE
-from caaseg.training.loop import Progress, TrainingResult
+from caaseg.training.loop import TrainingResult
 from caaseg.training.metrics_log import FILE as METRICS
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.setup import open_split
+from caaseg.training.step_log import Progress
 
 RECIPES = {"FCN": "scenes/demo_fcn", "CAA": "scenes/demo_caa"}
 NUMBERS = "numbers.json"

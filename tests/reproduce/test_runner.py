@@ -19,8 +19,8 @@ from scipy import stats
 
 from caaseg.cli import main
 from caaseg.reproduce import runner
-from caaseg.training.loop import Progress
 from caaseg.training.metrics_log import read_metrics
+from caaseg.training.step_log import Progress
 from tests.training.small import WORDS
 
 ROOT = Path(__file__).parents[2]

@@ -21,11 +21,11 @@ from caaseg.cli import main
 from caaseg.models.segmenter import Prediction
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
-from caaseg.training.loop import NonFiniteLossError, Progress, StepLog
 from caaseg.training.memory import check_cache_fits, min_step_bytes, try_step
 from caaseg.training.metrics_log import MetricsLog, read_metrics
 from caaseg.training.run import train
 from caaseg.training.setup import Processes, build_model, open_split, resolve_processes, synchronize_batch_norm
+from caaseg.training.step_log import NonFiniteLossError, Progress, StepLog
 from tests.training.small import WORDS, images_and_masks, small_recipe
 
 

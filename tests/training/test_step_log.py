@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from caaseg.training.loop import StepLog
 from caaseg.training.metrics_log import MetricsLog, read_metrics
+from caaseg.training.step_log import StepLog
 from tests.training.small import small_recipe
 
 

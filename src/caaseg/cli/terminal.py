@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from caaseg.training.loop import Progress
+    from caaseg.training.step_log import Progress
 
 COMMAND_LINE: list[str] = []
 """Arguments of the running command, recorded beside measurements."""

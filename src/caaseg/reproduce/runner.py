@@ -35,11 +35,11 @@ from caaseg.recipes import differences, read_recipe
 from caaseg.reproduce.grid import Cell, Grid, Manner
 from caaseg.training import checkpoints
 from caaseg.training.checkpoints import MAY_CHANGE
-from caaseg.training.loop import Progress
 from caaseg.training.metrics_log import FILE as METRICS
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.run import train
 from caaseg.training.setup import open_split
+from caaseg.training.step_log import Progress
 
 SAFETY_FACTOR = 1.1  # of the estimated duration of a cell
 MARKER_PREFIX = f".running.{socket.gethostname()}."

@@ -4,26 +4,22 @@ Everything random in a step depends on the seed, the step and the rank only, as 
 and resumed ends with the same weights as one that is not.
 """
 
-import math
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from caaseg.config import Recipe
 from caaseg.data.loader import EvaluationLoader, TrainingLoader, useful_workers
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.data.transforms import normalize
-from caaseg.errors import CaasegError
 from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.evaluation.metrics import MetricFactory
@@ -37,22 +33,12 @@ from caaseg.training.losses import CrossEntropy, Loss, log_class_weights, segmen
 from caaseg.training.memory import explain_out_of_memory, try_step
 from caaseg.training.metrics_log import MetricsLog
 from caaseg.training.optim import learning_rate, make_optimizer, set_learning_rate
+from caaseg.training.step_log import Progress, StepLog, sum_over_ranks
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOG_EVERY = 10  # steps
 DROPOUT_STREAM = 3  # of random numbers; data.loader has the streams before
-
-
-class Progress(NamedTuple):
-    """The state of a run, for progress bars."""
-
-    step: int
-    steps: int
-    loss: float
-    images_per_second: float
-    mean_iou: float | None  # of the last validation
 
 
 class TrainingResult(NamedTuple):
@@ -73,10 +59,6 @@ class TrainingResult(NamedTuple):
         """Return the result of a run whose last checkpoint is its last step."""
         best = state["best"]
         return cls(run, state["step"], True, None, best.get("mean_iou"), best.get("step"))
-
-
-class NonFiniteLossError(CaasegError):
-    """The loss is infinite or NaN."""
 
 
 def train_loop(
@@ -104,7 +86,7 @@ def train_loop(
         state: a checkpoint to resume from.
         loss: the loss; cross entropy as the recipe sets it if None.
         metrics: further validation metrics.
-        progress: called every LOG_EVERY steps on the first rank.
+        progress: called every few steps on the first rank.
     """
     device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
@@ -150,7 +132,7 @@ def train_loop(
             torch.manual_seed(step_seed(recipe.seed, step, rank))
             set_learning_rate(optimizer, learning_rate(step, recipe.steps, recipe.optimizer))
 
-            count = _sum_over_ranks(loss.count(labels))
+            count = sum_over_ranks(loss.count(labels))
             own_loss = torch.zeros((), device=device)
             parts = list(zip(images.chunk(recipe.accumulate), labels.chunk(recipe.accumulate), strict=True))
             for number, (part_images, part_labels) in enumerate(parts, start=1):
@@ -220,99 +202,6 @@ def train_loop(
     )
 
 
-class StepLog:
-    """Writes loss, learning rate and speed to the metrics log and the progress callback.
-
-    The loss of a step is read one step later from pinned memory, so that the host never waits for the GPU's current
-    step. Speed does not include validation and checkpoints.
-    """
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        metrics: MetricsLog | None,
-        start: int,
-        progress: Callable[[Progress], None] | None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._clock = clock
-        self.recipe = recipe
-        self.mean_iou: float | None = None
-        self._metrics = metrics  # on the first rank
-        self._progress = progress
-        self._pending: tuple[int, Tensor, torch.cuda.Event | None, tuple[str, ...]] | None = None
-        self.restart_clock(start)
-
-    def __enter__(self) -> "StepLog":
-        self.restart_clock(self._clock_step)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Measure the time spent waiting for data."""
-        start = self._clock()
-        yield
-        self._waiting_s += self._clock() - start
-
-    def step(self, step: int, own_loss: Tensor, names: tuple[str, ...]) -> None:
-        """Start to copy this step's loss to the host, and read the previous step's."""
-        losses = torch.stack([_sum_over_ranks(own_loss.clone()), own_loss])  # of all ranks, and of this one
-        event = None
-        if losses.is_cuda:
-            pinned = torch.empty(2, pin_memory=True)
-            pinned.copy_(losses, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            losses = pinned
-        self.flush()
-        self._pending = step, losses, event, names
-
-    def flush(self) -> None:
-        """Read the pending loss. Raises NonFiniteLossError if this rank's part of it is not finite."""
-        if self._pending is None:
-            return
-        (step, losses, event, names), self._pending = self._pending, None
-        if event is not None:
-            event.synchronize()  # waits for the copy, not for the work queued after it
-        loss, own_loss = losses.tolist()
-        if not math.isfinite(own_loss):
-            raise NonFiniteLossError(
-                f"step {step}: the loss is {own_loss} for the files {', '.join(names)}; expected a finite value; check "
-                "these files, lower optimizer.lr, set optimizer.clip_grad_norm or a longer warm-up, or use precision 32"
-            )
-        if step % LOG_EVERY and step != self.recipe.steps:
-            return
-        seconds = max(self._clock() - self._clock_start, 1e-9)
-        speed = (step - self._clock_step) * self.recipe.batch_size / seconds
-        waiting = self._waiting_s / seconds
-        self.restart_clock(step)
-        if self._metrics is not None:
-            lr = learning_rate(step - 1, self.recipe.steps, self.recipe.optimizer)
-            self._metrics.write(step, {"loss": loss, "lr": lr, "images_per_second": speed, "waiting": waiting})
-            if self._progress is not None:
-                self._progress(Progress(step, self.recipe.steps, loss, speed, self.mean_iou))
-
-    def validation(self, step: int, evaluation: Evaluation) -> None:
-        """Write the scores of a validation."""
-        self.mean_iou = evaluation.mean_iou
-        if self._metrics is not None:
-            scores: dict[str, Any] = {f"val_{name}": score for name, score in evaluation.scores.items()}
-            self._metrics.write(step, {**scores, "val_iou": dict(zip(evaluation.classes, evaluation.iou, strict=True))})
-
-    def sync(self) -> None:
-        """Flush the metrics log to disk."""
-        if self._metrics is not None:
-            self._metrics.sync()
-
-    def restart_clock(self, step: int) -> None:
-        """Measure speed from the end of this step."""
-        self._clock_start, self._clock_step, self._waiting_s = self._clock(), step, 0.0
-
-
 class StopSignals:
     """Turns SIGTERM and SIGINT into a request to stop after a step, the same step on all ranks.
 
@@ -343,7 +232,7 @@ class StopSignals:
         if self._ranks == 1:
             return self.signal is not None
         agreed = self._votes is not None and bool(self._votes)
-        self._votes = _sum_over_ranks(torch.tensor(int(self.signal is not None), device=self._device))
+        self._votes = sum_over_ranks(torch.tensor(int(self.signal is not None), device=self._device))
         return agreed
 
 
@@ -433,15 +322,9 @@ def _class_weights(fabric: "Fabric", recipe: Recipe, data: SegmentationDataset) 
     workers = _reading_workers(recipe, data, fabric.world_size)
     for batch in EvaluationLoader(data, workers=workers, rank=fabric.global_rank, ranks=fabric.world_size):
         counts += torch.bincount(batch.labels.flatten(), minlength=IGNORE + 1)
-    return log_class_weights(_sum_over_ranks(counts[: len(data.classes)].to(fabric.device)))
+    return log_class_weights(sum_over_ranks(counts[: len(data.classes)].to(fabric.device)))
 
 
 def _reading_workers(recipe: Recipe, data: SegmentationDataset, ranks: int) -> int:
     """Return how many processes read a dataset once; cached data needs none."""
     return 0 if recipe.data.cache else useful_workers(recipe.data.workers, len(data) // ranks)
-
-
-def _sum_over_ranks(tensor: Tensor) -> Tensor:
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(tensor)
-    return tensor

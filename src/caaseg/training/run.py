@@ -21,7 +21,7 @@ from caaseg.models.heads import resolve_head
 from caaseg.models.inference import check_implementation_runs
 from caaseg.recipes import load_recipe, save_recipe
 from caaseg.training.checkpoints import RECIPE, newest_step, state_to_resume
-from caaseg.training.loop import Progress, TrainingResult, train_loop
+from caaseg.training.loop import TrainingResult, train_loop
 from caaseg.training.losses import Loss
 from caaseg.training.memory import check_cache_fits, check_step_fits
 from caaseg.training.optim import warn_about_warmup
@@ -36,6 +36,7 @@ from caaseg.training.setup import (
     resolve_processes,
     synchronize_batch_norm,
 )
+from caaseg.training.step_log import Progress
 
 logger = logging.getLogger(__name__)
 
