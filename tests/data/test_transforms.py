@@ -198,14 +198,14 @@ def test_a_sample_depends_on_its_generator_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crop": (0, 5)}, r"crop is 0 x 5; expected at least 1 on each side"),
-        ({"scales": (2.0, 0.5)}, r"scales are 2\.0 to 0\.5; expected smallest to largest, from 1/16 to 16"),
-        ({"scales": (0.0, 1.0)}, r"scales are 0\.0 to 1\.0"),
-        ({"scale_step": 0.0}, r"scale_step is 0\.0; expected 0\.0009765625 or more, or none"),
-        ({"flip": 1.5}, r"flip is 1\.5; expected 0 to 1"),
-        ({"brightness": -1.0}, r"brightness is -1\.0; expected 0 to 255"),
-        ({"contrast": 2.0}, r"contrast is 2\.0; expected 0 to 1"),
-        ({"saturation": float("nan")}, r"saturation is nan; expected 0 to 1"),
+        ({"crop": (0, 5)}, r"crop is 0 5; expected 2 integers from 1"),
+        ({"scales": (2.0, 0.5)}, r"scales is 2\.0 0\.5; expected the smallest, then the largest, from 1/16 to 16"),
+        ({"scales": (0.0, 1.0)}, r"scales is 0\.0 1\.0"),
+        ({"scale_step": 0.0}, r"scale_step is 0\.0; expected a number of 0\.0009765625 or more, or none"),
+        ({"flip": 1.5}, r"flip is 1\.5; expected a number from 0 to 1"),
+        ({"brightness": -1.0}, r"brightness is -1\.0; expected a number from 0 to 255"),
+        ({"contrast": 2.0}, r"contrast is 2\.0; expected a number from 0 to 1"),
+        ({"saturation": float("nan")}, r"saturation is nan; expected a number from 0 to 1"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
