@@ -351,10 +351,10 @@ def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out", "photos/y.jpg"], "--out is 'photos/y.jpg', which is a file; expected a folder"),
-        (["--out", "out", "--scales", "big"], "--scales has 'big'; expected a number above 0"),
-        (["--out", "out", "--window", "1x2x3"], "--window is '1x2x3'; expected height x width"),
-        (["--out", "out", "--max-pixels", "0"], "--max-pixels is 0; expected 1 or more"),
+        (["--out", "photos/y.jpg"], "--out is 'photos/y.jpg', which is a file; expected a new or existing directory"),
+        (["--out", "out", "--scales", "big"], "--scales is big; expected a list of numbers above 0"),
+        (["--out", "out", "--window", "1x2x3"], "--window is 1x2x3; expected 2 integers from 1"),
+        (["--out", "out", "--max-pixels", "0"], "--max-pixels is 0; expected an integer of 1 or more"),
         (["--out", "out", "--json", "photos"], "--json is 'photos'; expected the name of a file"),
     ],
 )
