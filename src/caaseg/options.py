@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
@@ -108,7 +108,8 @@ def _take_values(kinds: list[Any], rest: list[str]) -> list[str]:
     elements = next((get_args(kind) for kind in kinds if get_origin(kind) is tuple), ())
     if not elements or (elements[-1] is not ... and re.search("[x,]", values[0])):  # 64x64 is a whole size
         return values
-    pattern = "[^-].*" if str in _members(elements[0]) else r"[-+\d.,xe]+"
+    is_text = str in _members(elements[0]) or get_origin(_members(elements[0])[0]) is Literal
+    pattern = "[^-].*" if is_text else r"[-+\d.,xe]+"
     while rest and (elements[-1] is ... or len(values) < len(elements)) and re.fullmatch(pattern, rest[0]):
         values.append(rest.pop(0))
     return values
@@ -123,7 +124,7 @@ def _from_text(text: str, kind: Any) -> Any:
         return text.lower() == "true"
     if re.fullmatch(r"-?\d+", text) and not {int, float}.isdisjoint(kinds):
         return int(text)
-    for choice in choices_of(kind):
+    for choice in (one for member in kinds if get_origin(member) is Literal for one in get_args(member)):
         if str(choice) == text:
             return choice
     sequence = next((one for one in kinds if get_origin(one) is tuple), None)
