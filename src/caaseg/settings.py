@@ -150,13 +150,13 @@ def choices_of(kind: Any) -> list[Any]:
 
 
 def either(names: Iterable[Any]) -> str:
-    """Return a list of alternatives in words: a, b or c."""
+    """Return alternatives joined as text: a, b or c."""
     *others, last = map(str, names)
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def describe(field: FieldInfo) -> str:
-    """Return what a field accepts in words, such as "an integer from 1 to 8, or none"."""
+    """Return a description of the values that a field accepts, such as "an integer from 1 to 8, or none"."""
     return _describe(field.annotation, field.metadata)
 
 
