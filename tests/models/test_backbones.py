@@ -1,9 +1,6 @@
-"""timm's networks at the strides asked for."""
+"""timm backbones: output strides, variants, stages and weights."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from caaseg.config import OutputStride
+from caaseg.config import Dilation, OutputStride
+from caaseg.errors import CaasegError
 from caaseg.models.backbones import TimmBackbone
 from caaseg.models.weights import load_backbone_weights
 
@@ -25,8 +23,16 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("stride", [8, 16])
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(
+    ("name", "stride"),
+    [
+        ("resnet50", 16),
+        ("xception65", 8),
+        ("tf_efficientnet_b5", 8),
+        *(pytest.param(name, 8, marks=pytest.mark.slow) for name in ("resnet50", "resnet101", "tf_efficientnet_b7")),
+        *(pytest.param(name, 16, marks=pytest.mark.slow) for name in LARGE if name != "resnet50"),
+    ],
+)
 def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride: OutputStride) -> None:
     with torch.device("meta"):
         backbone = TimmBackbone(name, output_stride=stride, with_fine=True)
@@ -42,7 +48,7 @@ def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride:
 def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: OutputStride) -> None:
     with torch.device("meta"):
         backbone = TimmBackbone(
-            "resnet101", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True
+            "resnet50", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True
         )
         coarse, fine = backbone(torch.empty(1, 3, 513, 513))
     net = backbone.net
@@ -50,13 +56,26 @@ def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: 
     assert net.layer1[0].conv2.stride == (1, 1)
     assert net.layer1[-1].conv2.stride == (2, 2)
     assert net.layer2[-1].conv2.stride == ((2, 2) if stride == 16 else (1, 1))
-    assert net.layer3[-1].conv2.dilation == ((1, 1) if stride == 16 else (2, 2))
+    assert net.layer3[-1].conv2.dilation == ((2, 2) if stride == 16 else (4, 4))
     base = {16: 2, 8: 4}[stride]
     assert [block.conv2.dilation[0] for block in net.layer4] == [base, 2 * base, 4 * base]
+    assert (backbone.mean, backbone.std) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     cells = {8: 65, 16: 33}[stride]
     assert coarse.shape == (1, 2048, cells, cells)
     assert fine is not None
     assert fine.shape == (1, 256, 129, 129)
+
+
+def test_the_authors_variant_with_the_dilation_of_timm_is_that_of_earlier_versions() -> None:
+    with torch.device("meta"):
+        backbone = TimmBackbone("resnet50", output_stride=8, variant="authors", dilation="timm")
+    net = backbone.net
+    assert [block.conv2.dilation[0] for block in [*net.layer2, *net.layer3, *net.layer4]] == [1] * 4 + [2] * 6 + [4] * 3
+    assert type(net.layer1[-1].conv2) is nn.Conv2d
+    assert net.layer1[-1].conv2.padding == (1, 1)
+    assert isinstance(net.layer1[-1].downsample, nn.MaxPool2d)
+    assert {module.eps for module in net.modules() if isinstance(module, nn.BatchNorm2d)} == {1e-5}
+    assert backbone.mean == (0.485, 0.456, 0.406)
 
 
 def test_the_authors_variant_runs_and_learns() -> None:
@@ -68,12 +87,39 @@ def test_the_authors_variant_runs_and_learns() -> None:
     assert all(weight.grad is not None for weight in backbone.parameters())
 
 
-def test_multi_grid_multiplies_the_dilation_of_the_last_stage() -> None:
-    plain = TimmBackbone("resnet50", output_stride=16)
-    gridded = TimmBackbone("resnet50", output_stride=16, multi_grid=(1, 2, 4))
-    rates = [block.conv2.dilation[0] for block in plain.net.layer4]
-    assert [block.conv2.dilation[0] for block in gridded.net.layer4] == [rates[0], 2 * rates[1], 4 * rates[2]]
-    assert gridded(torch.randn(1, 3, 65, 65)).coarse.shape == (1, 2048, 5, 5)
+@pytest.mark.parametrize(
+    ("dilation", "stride", "rates"),
+    [("authors", 16, [2, 4, 8]), ("authors", 8, [4, 8, 16]), ("timm", 16, [1, 4, 8]), (None, 8, [2, 8, 16])],
+)
+def test_multi_grid_multiplies_the_dilation_of_the_last_stage(
+    dilation: Dilation | None, stride: OutputStride, rates: list[int]
+) -> None:
+    with torch.device("meta"):
+        gridded = TimmBackbone("resnet50", output_stride=stride, multi_grid=(1, 2, 4), dilation=dilation)
+        assert gridded(torch.empty(1, 3, 65, 65)).coarse.shape == (1, 2048, 65 // stride + 1, 65 // stride + 1)
+    assert [block.conv2.dilation[0] for block in gridded.net.layer4] == rates
+
+
+def test_both_convolutions_of_a_basic_block_without_its_stride_are_dilated_like_the_authors() -> None:
+    with torch.device("meta"):
+        net = TimmBackbone("resnet18", output_stride=8, stages=3, dilation="authors").net
+    assert [(block.conv1.dilation[0], block.conv2.dilation[0]) for block in net.layer3] == [(2, 2), (2, 2)]
+    assert [(block.conv1.dilation[0], block.conv2.dilation[0]) for block in net.layer2] == [(1, 1), (1, 1)]
+
+
+def test_top_features_come_after_the_top_convolution_and_load_from_a_file(tmp_path: Path) -> None:
+    import timm
+
+    whole = timm.create_model("test_efficientnet").eval()
+    save_file(whole.state_dict(), tmp_path / "w.safetensors")
+    backbone = TimmBackbone("test_efficientnet", output_stride=16, top_features=True).eval()
+    load_backbone_weights(backbone, tmp_path / "w.safetensors")
+    images = torch.randn(1, 3, 32, 48)
+    dilated: Any = timm.create_model("test_efficientnet", output_stride=16).eval()
+    dilated.load_state_dict(whole.state_dict())
+    coarse = backbone(images).coarse
+    assert coarse.shape == (1, backbone.coarse_channels, 2, 3)
+    torch.testing.assert_close(coarse, dilated.forward_features(images))
 
 
 STAGED = {
@@ -84,8 +130,16 @@ STAGED = {
 }
 
 
-@pytest.mark.parametrize("name", STAGED)
-def test_a_backbone_ends_with_a_stage_and_the_rest_is_not_there(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "test_efficientnet",
+        pytest.param("mobilenetv3_small_100", marks=pytest.mark.slow),
+        pytest.param("convnext_atto", marks=pytest.mark.slow),
+    ],
+)
+def test_stages_after_the_last_one_used_are_not_built(name: str) -> None:
     with torch.device("meta"):
         whole = TimmBackbone(name, output_stride=8)
         for stages, channels in STAGED[name].items():
@@ -103,7 +157,7 @@ def test_a_backbone_ends_with_a_stage_and_the_rest_is_not_there(name: str) -> No
                 assert (names == set(whole.state_dict())) == (stages == 4)
 
 
-def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
+def test_three_stages_of_a_resnet18_equal_those_of_the_full_network() -> None:
     whole, part = TimmBackbone("resnet18", output_stride=16), TimmBackbone("resnet18", output_stride=16, stages=3)
     assert sum(weight.numel() for weight in part.parameters()) == 2_782_784
     part.load_state_dict({name: tensor for name, tensor in whole.state_dict().items() if "layer4" not in name})
@@ -149,6 +203,14 @@ def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
             "multi_grid has 3 factors, (1, 2, 4), but the last stage of resnet18 has 2 blocks; expected one",
         ),
         (
+            {"name": "convnext_atto", "dilation": "authors"},
+            "backbone convnext_atto: dilation authors is known for ResNets and EfficientNets only; use dilation timm",
+        ),
+        (
+            {"name": "resnet18", "top_features": True},
+            "backbone resnet18 is not an EfficientNet, which top_features needs; leave it out",
+        ),
+        (
             {"name": "mobilenetv2_100", "variant": "authors"},
             "is not a plain ResNet, which the authors' variant needs",
         ),
@@ -160,29 +222,47 @@ def test_three_stages_of_a_resnet18_are_those_of_the_whole() -> None:
         ),
     ],
 )
-def test_what_a_backbone_cannot_do_is_said_with_what_it_can(options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_unsupported_option_and_the_supported_ones(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         TimmBackbone(**options, output_stride=16)
 
 
-def test_an_unreachable_hub_becomes_one_message(tmp_path: Path) -> None:
-    code = (
-        "from caaseg.models.backbones import TimmBackbone\n"
-        "try: TimmBackbone('resnet18', output_stride=16, hub_weights=True)\n"
-        "except ValueError as error: print(error)"
-    )
-    offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=offline)
-    assert result.stdout.startswith("backbone resnet18: its ImageNet weights could not be downloaded from the hub (")
-    assert "use pretrained=False, or a file that you have: pretrained=PATH" in result.stdout
-    assert len(result.stdout.splitlines()) == 1
+def test_an_unreachable_hub_raises_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CaasegError) as caught:
+        TimmBackbone("resnet18", output_stride=16, hub_weights=True)
+    message = str(caught.value)
+    assert message.startswith("backbone resnet18: its ImageNet weights could not be downloaded from the hub (")
+    assert "use pretrained=False, or a file that you have: pretrained=PATH" in message
+    assert len(message.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "stages"),
-    [("resnet18", None), ("resnet18", 3), ("test_efficientnet", None), ("test_efficientnet", 3), ("xception41", None)],
+    ("name", "mean", "std"),
+    [
+        ("resnet18", (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),  # ImageNet's
+        ("test_resnet", (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    ],
 )
-@pytest.mark.parametrize("ending", [".safetensors", ".pth"])
+def test_mean_and_std_are_those_of_the_published_weights(
+    name: str, mean: tuple[float, ...], std: tuple[float, ...]
+) -> None:
+    with torch.device("meta"):
+        backbone = TimmBackbone(name, output_stride=16)
+    assert (backbone.mean, backbone.std) == (mean, std)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "ending"),
+    [
+        ("resnet18", 3, ".pth"),
+        ("test_efficientnet", None, ".pth"),
+        ("test_efficientnet", 3, ".safetensors"),
+        pytest.param("resnet18", None, ".safetensors", marks=pytest.mark.slow),
+        pytest.param("xception41", None, ".safetensors", marks=pytest.mark.slow),
+    ],
+)
 def test_backbone_weights_come_from_a_file_with_or_without_classifier(
     name: str, stages: int | None, ending: str, tmp_path: Path
 ) -> None:
@@ -208,8 +288,10 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(
     assert compared == sum(not key.endswith("num_batches_tracked") for key in ours)
 
 
-@pytest.mark.parametrize(("name", "last"), [("resnet18", "layer4."), ("convnext_atto", "stages_3.")])
-def test_the_file_may_be_of_a_backbone_with_or_without_the_unused_stages(name: str, last: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "last"), [("resnet18", "layer4."), pytest.param("convnext_atto", "stages_3.", marks=pytest.mark.slow)]
+)
+def test_weight_files_with_and_without_the_unused_stages_are_loaded(name: str, last: str, tmp_path: Path) -> None:
     whole = dict(TimmBackbone(name, output_stride=16).net.state_dict())  # timm's naming of features
     used = {key: tensor for key, tensor in whole.items() if not key.startswith(last)}
     assert len(used) < len(whole)

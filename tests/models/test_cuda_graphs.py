@@ -1,4 +1,4 @@
-"""Calls that are recorded and replayed: the same numbers, of every size, and nothing of one call in another."""
+"""CUDA graphs: replays give the outputs of the model, and outputs of one call are not changed by the next."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,7 +16,7 @@ SMALL = {"backbone": "test_resnet", "num_classes": 4, "channels": 12, "key_chann
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
-def test_on_a_cpu_it_is_the_model() -> None:
+def test_on_a_cpu_a_captured_model_calls_the_model() -> None:
     model = caaseg.create_model("danet", **SMALL).eval()  # type: ignore[arg-type]
     images = torch.randn(2, 3, 33, 41)
     with torch.inference_mode():
@@ -24,7 +24,7 @@ def test_on_a_cpu_it_is_the_model() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_what_is_resized_to_the_size_it_has_is_a_copy() -> None:
+def test_resizing_to_the_same_size_returns_a_copy() -> None:
     coarse = Prediction(torch.randn(1, 4, 5, 6), torch.randn(1, 4, 5, 6), {"channel": torch.randn(1, 4, 5, 6)})
     given = resize_prediction(coarse, (5, 6))
     expected = [tensor.clone() for tensor in (coarse.logits, coarse.branches["channel"])]
@@ -38,38 +38,38 @@ def test_what_is_resized_to_the_size_it_has_is_a_copy() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("autocast", [False, True])
-def test_replays_are_the_model_s_numbers(autocast: bool) -> None:
+def test_replays_give_the_outputs_of_the_model(autocast: bool) -> None:
     model = caaseg.create_model("danet", aux=True, **SMALL).cuda().eval()  # type: ignore[arg-type]
     replayed = CapturedModel(model)
     sizes = [(2, 3, 33, 41), (1, 3, 64, 48)]
-    kept = []
+    outputs = []
     with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         for _ in range(4):
             for size in sizes:
                 images = torch.randn(size, device="cuda").contiguous(memory_format=torch.channels_last)
-                kept.append((replayed(images), model(images)))
-    torch.testing.assert_close([found for found, _ in kept], [expected for _, expected in kept])
+                outputs.append((replayed(images), model(images)))
+    torch.testing.assert_close([found for found, _ in outputs], [expected for _, expected in outputs])
     assert len(replayed._captures) == len(sizes)
     assert all(replayed._captures.values())
 
 
 @needs_gpu
-def test_casts_of_weights_outlive_the_call_that_made_them() -> None:
-    """Weights are cast once in an autocast context, and freed at its end: a recording must not refer to these."""
+def test_cast_weights_are_not_freed_while_a_graph_uses_them() -> None:
+    """Autocast caches cast weights and frees them when its context ends: a captured graph must not use these."""
     model = fold_batch_norm(caaseg.create_model("caa", decoder=True, **SMALL).cuda())  # type: ignore[arg-type]
     replayed = CapturedModel(model)
     for _ in range(5):
         images = torch.randn(1, 3, 40, 51, device="cuda")
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
             found = replayed(images).logits
-        room = torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.bfloat16)  # where freed casts were
+        room = torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.bfloat16)  # overwrites freed memory
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
             torch.testing.assert_close(found, model(images).logits)
         del room
 
 
 @needs_gpu
-def test_where_there_are_many_sizes_the_rest_runs_as_ever() -> None:
+def test_further_sizes_run_without_a_graph() -> None:
     model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
     replayed = CapturedModel(model)
     with torch.inference_mode():
@@ -81,7 +81,7 @@ def test_where_there_are_many_sizes_the_rest_runs_as_ever() -> None:
 
 
 @needs_gpu
-def test_gradients_are_the_model_s() -> None:
+def test_calls_with_gradients_are_not_captured() -> None:
     model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
     images = torch.randn(1, 3, 32, 32, device="cuda")
     replayed = CapturedModel(model)
@@ -93,26 +93,26 @@ def test_gradients_are_the_model_s() -> None:
 
 @contextmanager
 def pinning() -> Iterator[None]:
-    """Another thread pins memory all the time and keeps it, so that CUDA is asked each time, as loaders do at first."""
-    stopped, begun = Event(), Event()
+    """Pin new memory in another thread all the time, as data loaders do when they start."""
+    stopped, started = Event(), Event()
     failed: list[BaseException] = []
 
     def pin() -> None:
-        kept = []
+        pinned = []
         try:
             for _ in range(1_000_000):
-                kept.append(torch.zeros(4096, dtype=torch.uint8).pin_memory())
-                begun.set()
+                pinned.append(torch.zeros(4096, dtype=torch.uint8).pin_memory())
+                started.set()
                 if stopped.is_set():
                     return
-            raise RuntimeError("the work took longer than there was memory to pin")
+            raise RuntimeError("pinned all memory before the test ended")
         except BaseException as error:
             failed.append(error)
-            begun.set()
+            started.set()
 
     thread = Thread(target=pin)
     thread.start()
-    begun.wait()
+    started.wait()
     try:
         yield
     finally:
@@ -122,7 +122,7 @@ def pinning() -> Iterator[None]:
 
 
 @needs_gpu
-def test_another_thread_may_pin_memory_while_it_is_recorded() -> None:
+def test_another_thread_may_pin_memory_during_capture() -> None:
     model = caaseg.create_model("caa", **SMALL).cuda()  # type: ignore[arg-type]
     images = torch.randn(2, 3, 65, 65, device="cuda").contiguous(memory_format=torch.channels_last)
     with pinning():

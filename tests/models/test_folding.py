@@ -1,4 +1,4 @@
-"""Normalizations folded into convolutions: the same numbers, and nothing left to fold."""
+"""Batch normalization folded into convolutions: same outputs, and no normalization left."""
 
 import shutil
 from statistics import geometric_mean
@@ -33,13 +33,13 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     ("head", "backbone", "options"),
     [
         ("caa", "test_resnet", {"aux": True, "decoder": True}),
-        ("danet", "test_efficientnet", {}),  # whose normalizations have activations in them
-        ("axial_se", "resnet18", {"resnet_variant": "authors"}),
+        ("danet", "test_efficientnet", {}),  # its batch norms contain activations
+        pytest.param("axial_se", "resnet18", {"resnet_variant": "authors"}, marks=pytest.mark.slow),
         ("fcn", "test_resnet", {"input_upsampling": 1.5}),
-        ("fcn", "resnet26d", {"output_stride": 8}),  # whose shortcuts are pooled
+        ("fcn", "resnet26d", {"output_stride": 8}),  # with pooling in its shortcuts
     ],
 )
-def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options: dict[str, object]) -> None:
+def test_a_folded_model_gives_the_same_outputs(head: str, backbone: str, options: dict[str, object]) -> None:
     model = caaseg.create_model(head, backbone=backbone, **SMALL, **options).double()  # type: ignore[arg-type]
     set_at_random(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -56,22 +56,23 @@ def test_a_folded_model_gives_the_same_numbers(head: str, backbone: str, options
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # a copy was folded
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, by which torch.compile makes code for a CPU")
-def test_compiled_for_inference_it_gives_the_same_numbers() -> None:
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.slow
+def test_a_folded_model_compiled_for_inference_gives_the_same_outputs() -> None:
     model = caaseg.create_model("caa", backbone="test_resnet", decoder=True, **SMALL)  # type: ignore[arg-type]
     set_at_random(model)
     served = fold_batch_norm(model)
-    pictures = [torch.randn(1, 3, 40, 51), torch.randn(2, 3, 33, 64)]
+    batches = [torch.randn(1, 3, 40, 51), torch.randn(2, 3, 33, 64)]
     with torch.inference_mode():
-        expected = [served(images).logits for images in pictures]
+        expected = [served(images).logits for images in batches]
         compile_for_inference(served)
-        found = [served(images).logits for images in pictures]
+        found = [served(images).logits for images in batches]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0  # it did compile
 
 
 @pytest.mark.parametrize(("head", "backbone"), [("fcn", "resnet18"), ("caa", "test_efficientnet")])
-def test_a_model_that_was_trained_with_fused_normalization_folds_too(head: str, backbone: str) -> None:
+def test_models_with_fused_batch_norm_are_folded(head: str, backbone: str) -> None:
     model = caaseg.create_model(head, backbone=backbone, **SMALL).double()  # type: ignore[arg-type]
     set_at_random(model)
     images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
@@ -81,13 +82,13 @@ def test_a_model_that_was_trained_with_fused_normalization_folds_too(head: str, 
         torch.testing.assert_close(fold_batch_norm(model)(images).logits, expected)
 
 
-def test_a_large_convolution_in_pieces_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_convolutions_in_parts_give_the_same_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = caaseg.create_model("caa", backbone="test_resnet", **SMALL).double()  # type: ignore[arg-type]
     set_at_random(model)
     served, images = fold_batch_norm(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
     with torch.no_grad():
         expected = served(images).logits
-        monkeypatch.setattr(folding, "CACHED_WEIGHTS", 700)  # so that most are more than that
+        monkeypatch.setattr(folding, "CACHED_WEIGHTS", 700)  # fewer than most layers have
         torch.testing.assert_close(served(images).logits, expected)
 
 
@@ -105,7 +106,7 @@ def test_a_resnet_is_convolutions_alone() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("compiled", [False, True])
 def test_on_a_gpu_the_library_computes_what_follows_a_convolution(compiled: bool) -> None:
-    """Both round to 16 bits, at different places: in one network either may be the luckier, so several are drawn."""
+    """Both round to 16 bits, in different operations: either may be closer in one network, so several are tested."""
     plain, found = zip(*(errors_in_16_bits(compiled) for _ in range(6)), strict=True)
     assert geometric_mean(found) < 1.2 * geometric_mean(plain) < 0.05
 

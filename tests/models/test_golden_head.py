@@ -9,7 +9,7 @@ from torch import Tensor, cat, nn
 from caaseg.attention import ChannelizedAxialAttention
 from caaseg.config import Architecture
 from caaseg.models.heads.axial import CAAHead
-from tests.attention.test_golden import load, nchw, parameters, projections, torch_layout
+from tests.attention.golden import load, nchw, parameters, projections, torch_layout
 
 
 def test_the_head_gives_the_authors_numbers() -> None:
@@ -59,7 +59,7 @@ def test_the_head_gives_the_authors_numbers() -> None:
         lambda module, inputs: shown.update({"output_concat": cat([inputs[0], inputs[1].expand_as(inputs[0])], dim=1)})
     )
     with torch.no_grad():
-        fused, branches = head(features)
+        fused, branches, _ = head(features)
     assert branches == {}
     for name, ours in {**shown, "output_bottleneck": fused}.items():
         torch.testing.assert_close(ours, nchw(stored[name]), atol=1e-4, rtol=1e-4)

@@ -1,5 +1,6 @@
-"""Heads declare their facts; heads and backbones of one's own need no change of the package."""
+"""Attributes of the built-in heads; custom heads and backbones."""
 
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -20,25 +21,16 @@ from caaseg.models.heads import head_class
 from caaseg.models.heads.base import AttentionHead, Head
 from tests.small_models import small_model, with_statistics
 
-HEAD_FILE = """
-from torch import nn
-from caaseg.models.heads.base import AttentionHead
-
-class MeanHead(AttentionHead):
-    def build_block(self, config):
-        return nn.Conv2d(config.channels, config.channels, 1)
-
-not_a_head = 3
-"""
+HEAD_FILE = Path(__file__).with_name("mean_head.py")
 
 
 def test_the_table_of_heads_does_not_import_torch() -> None:
-    code = "import sys, caaseg.config, caaseg.models.heads; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    script = Path(__file__).with_name("heads_without_torch.py")
+    assert subprocess.run([sys.executable, script], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_declared_facts_agree_with_behavior(name: str) -> None:
+def test_declared_attributes_agree_with_behavior(name: str) -> None:
     kind, model = head_class(name), small_model(name)
     assert isinstance(model.head, kind)
     assert kind.title != Head.title
@@ -48,7 +40,7 @@ def test_declared_facts_agree_with_behavior(name: str) -> None:
         model(torch.randn(1, 3, 33, 33))
     assert (model.head.attention_block() is None) == (kind.without_attention != Head.without_attention)
     assert bool(kind.views) == (kind.conflict_wording is not None)
-    if kind.views and not kind.flattens_gates:
+    if kind.views and not kind.averages_gates:
         assert kind.views[:-1] == kind.branches
 
 
@@ -77,9 +69,9 @@ def test_a_head_class_is_trained_saved_and_loaded(tmp_path: Path) -> None:
     assert isinstance(Deployed(model).model.head, RowMeansHead)
 
 
-def test_a_head_in_a_file_is_used_but_never_because_a_config_names_it(tmp_path: Path) -> None:
+def test_a_head_file_runs_only_if_the_caller_names_it(tmp_path: Path) -> None:
     file = tmp_path / "my_head.py"
-    file.write_text(HEAD_FILE)
+    shutil.copy(HEAD_FILE, file)
     name = f"{file}:MeanHead"
     model = with_statistics(small_model(name))
     assert type(model.head).__name__ == "MeanHead"
@@ -108,13 +100,13 @@ def test_files_without_the_head_are_rejected(
     head: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("head.py").write_text(HEAD_FILE)
+    shutil.copy(HEAD_FILE, "head.py")
     with pytest.raises(ValueError, match=message):
         small_model(head)
 
 
 class TwoConvolutions(nn.Module):
-    """A backbone of one's own, with every attribute that the protocol names."""
+    """A custom backbone with all attributes of the protocol."""
 
     coarse_channels, fine_channels = 12, 6
     mean, std = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)

@@ -31,7 +31,7 @@ def pair(head: str, input_upsampling: float, **options: Any) -> tuple[caaseg.Seg
     ("side", "factor", "expected"),
     [(513, 2, 1025), (352, 2, 703), (33, 4, 129), (11, 1.3, 14), (64, 1.5, 95), (1, 4, 1), (7, 1, 7)],
 )
-def test_steps_between_pixels_are_lengthened(side: int, factor: float, expected: int) -> None:
+def test_the_distance_between_pixels_is_multiplied_by_the_factor(side: int, factor: float, expected: int) -> None:
     assert upsampled_side(side, factor) == expected
     line = torch.linspace(0, 1, side).view(1, 1, 1, side)
     found = upsample_input(line, factor)
@@ -41,7 +41,7 @@ def test_steps_between_pixels_are_lengthened(side: int, factor: float, expected:
 
 @pytest.mark.parametrize("input_upsampling", [1.0, 1.5, 2.0, 4.0])
 @pytest.mark.parametrize("head", ["caa", "danet"])
-def test_it_is_the_model_on_larger_images(head: str, input_upsampling: float) -> None:
+def test_a_model_with_input_upsampling_equals_the_model_on_larger_images(head: str, input_upsampling: float) -> None:
     model, plain = pair(head, input_upsampling, aux=True, decoder=True)
     images = torch.randn(2, 3, 41, 34)
     larger = resize(images, [upsampled_side(side, input_upsampling) for side in (41, 34)])
@@ -59,8 +59,8 @@ def test_it_is_the_model_on_larger_images(head: str, input_upsampling: float) ->
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 50), (33, 40), (64, 65)])
-def test_coarse_logits_are_at_most_of_the_images_size_and_the_loss_takes_them(size: tuple[int, int]) -> None:
-    model, _ = pair("fcn", 4.0, decoder=True)  # of stride 4: at this factor the logits are of the images' size
+def test_coarse_logits_are_at_most_as_large_as_the_images_and_the_loss_accepts_them(size: tuple[int, int]) -> None:
+    model, _ = pair("fcn", 4.0, decoder=True)  # stride 4 with a factor of 4: logits as large as the images
     images, labels = torch.randn(2, 3, *size), torch.randint(5, (2, *size), dtype=torch.uint8)
     coarse = model.coarse(images).logits
     assert coarse.shape[2:] == size
@@ -68,7 +68,7 @@ def test_coarse_logits_are_at_most_of_the_images_size_and_the_loss_takes_them(si
     torch.testing.assert_close(CrossEntropy()(coarse, labels), expected)
 
 
-def test_another_output_stride_upsamples_the_same() -> None:
+def test_another_output_stride_keeps_the_input_upsampling() -> None:
     model, plain = pair("fcn", 2.0)
     images = torch.randn(1, 3, 33, 33)
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_another_output_stride_upsamples_the_same() -> None:
         torch.testing.assert_close(with_output_stride(model, 8)(images).logits, expected)
 
 
-def test_windows_and_branches_are_upsampled_too() -> None:
+def test_windows_and_branches_are_upsampled() -> None:
     model, _ = pair("danet", 2.0)
     image = torch.randint(0, 256, (1, 3, 60, 80), dtype=torch.uint8)
     scores = Predictor(model, window=(32, 48)).scores(image)
@@ -86,15 +86,17 @@ def test_windows_and_branches_are_upsampled_too() -> None:
 
 
 @pytest.mark.parametrize("pixel", [(0, 0), (50, 20), (31, 77), (71, 103)])
-def test_a_clicked_pixel_is_the_feature_that_sees_it_best(pixel: tuple[int, int]) -> None:
+def test_the_cell_of_a_pixel_has_its_receptive_field_around_that_pixel(pixel: tuple[int, int]) -> None:
     model, _ = pair("caa", 2.0, output_stride=8)
     image = torch.randint(0, 256, (3, 72, 104), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
-    looked = predict_with_attention(model, image).at(pixel)
-    assert looked is not None
-    assert looked.reach.shape == (18, 26)  # of 143 x 207
+    attention = predict_with_attention(model, image).at(pixel)
+    assert attention is not None
+    assert attention.reach.shape == (18, 26)  # of 143 x 207
     images = torch.randn(1, 3, 72, 104, requires_grad=True)
-    (gradient,) = torch.autograd.grad(model.features(images).coarse[0, :, looked.cell[0], looked.cell[1]].sum(), images)
+    i, j = attention.cell
+    (gradient,) = torch.autograd.grad(model.features(images).coarse[0, :, i, j].sum(), images)
     weight = gradient.abs().sum((0, 1))
     rows, columns = torch.meshgrid(torch.arange(72.0), torch.arange(104.0), indexing="ij")
-    for place, line in zip(pixel, (rows, columns), strict=True):
-        assert abs(float((weight * line).sum() / weight.sum()) - place) < 7  # it sees some 30 pixels each way
+    for position, line in zip(pixel, (rows, columns), strict=True):
+        center = float((weight * line).sum() / weight.sum())
+        assert abs(center - position) < 7  # receptive fields are about 60 pixels wide

@@ -179,7 +179,10 @@ def test_a_rotated_photo_is_predicted_upright(tmp_path: Path) -> None:
     [np.zeros((4, 4), np.float32), np.zeros((4, 4, 2), np.uint8), np.zeros((0, 4, 3), np.uint8), np.zeros(4, np.uint8)],
 )
 def test_arrays_that_are_not_images_are_rejected(image: NDArray[Any]) -> None:
-    with pytest.raises(ValueError, match=r"the image is an array of \w+ of shape .*; expected uint8 of shape \(H, W\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"the image is an array of \w+ of shape .*; expected a path, .* a uint8 array of shape \(H, W\)",
+    ):
         caaseg.Predictor(pointwise_model())(image)
 
 
@@ -226,3 +229,13 @@ def test_images_are_normalized_with_the_backbone_s_mean_and_std() -> None:
 def test_invalid_settings_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         caaseg.Predictor(pointwise_model(), **options)
+
+
+def test_images_smaller_than_the_minimum_of_the_model_are_padded_with_gray() -> None:
+    model = with_statistics(small_model(min_size=(48, 40)))
+    image = random_images(1, 33, 64)
+    padded = torch.full((1, 3, 48, 64), 128, dtype=torch.uint8)
+    padded[:, :, :33] = image
+    expected = slow_scores(model, padded, (0.5, 1.0), True, "logits")[:, :, :33]
+    found = caaseg.Predictor(model, scales=(0.5, 1.0), flip=True).scores(image)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

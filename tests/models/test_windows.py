@@ -26,7 +26,8 @@ def assembled(predictor: caaseg.Predictor, image: Tensor, window: Size, *, shift
     """Put the parts together, and check that each pixel comes once."""
     size = (image.shape[1], image.shape[2])
     count, scores = torch.zeros(size, dtype=torch.int64), torch.empty(0)
-    for part in predictor.parts(image, window, shifted=shifted):
+    predictor.window = window
+    for part in predictor.parts(image, shifted=shifted):
         if not len(scores):
             scores = torch.full((len(part.scores), *size), torch.nan)
         scores[:, part.rows, part.columns] = part.scores
@@ -89,7 +90,8 @@ def test_a_pointwise_model_predicts_the_same_in_windows(size: Size, shifted: boo
     for window in ((16, 16), (33, 17), (200, 200)):
         scores = assembled(predictor, image, window, shifted=shifted)
         torch.testing.assert_close(scores, whole, rtol=0, atol=1e-5)
-        labels = labels_from_parts(predictor.parts(image, window, shifted=shifted), size)
+        predictor.window = window
+        labels = labels_from_parts(predictor.parts(image, shifted=shifted), size)
         assert torch.equal(labels, whole.argmax(0).to(torch.uint8))
         assert is_tiled(size, window) == (size[0] > window[0] or size[1] > window[1])
 
@@ -124,7 +126,8 @@ def test_two_grids_disagree_for_a_network_with_a_large_receptive_field() -> None
     predictor = caaseg.Predictor(BrighterThanMean())
 
     def labels(window: Size, *, shifted: bool) -> Tensor:
-        return labels_from_parts(predictor.parts(image, window, shifted=shifted), (60, 90))
+        predictor.window = window
+        return labels_from_parts(predictor.parts(image, shifted=shifted), (60, 90))
 
     different = labels((24, 24), shifted=False) != labels((24, 24), shifted=True)
     assert 0.001 < different.double().mean() < 0.2

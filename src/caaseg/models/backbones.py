@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from caaseg.config import OutputStride, ResNetVariant
+from caaseg.config import Dilation, OutputStride, ResNetVariant
 from caaseg.torchvision_compat import declare_missing_operators
 
 declare_missing_operators()  # timm imports torchvision: import its classes from this module
@@ -23,6 +23,13 @@ from timm.models.resnet import BasicBlock as BasicBlock  # noqa: E402
 from timm.models.resnet import Bottleneck as Bottleneck  # noqa: E402
 
 from caaseg.errors import CaasegError  # noqa: E402
+from caaseg.models import resnet_authors  # noqa: E402
+from caaseg.models.dilation import (  # noqa: E402
+    dilate,
+    dilate_from_removed_strides,
+    residual_blocks,
+    spatial_convolutions,
+)
 
 FINE_STRIDE = 4  # of the feature map that the simple decoder reads, and of the first stage
 
@@ -31,6 +38,13 @@ class Features(NamedTuple):
     """Output of a backbone."""
 
     coarse: Tensor  # (N, coarse_channels, H/stride, W/stride), for the head
+    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without one
+
+
+class Pyramid(NamedTuple):
+    """Output of a timm backbone for a neck."""
+
+    levels: tuple[Tensor, ...]  # (N, C, H/stride, W/stride), from fine to coarse
     fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without one
 
 
@@ -63,6 +77,22 @@ def check_backbone(module: nn.Module, *, with_fine: bool) -> Backbone:
     return backbone
 
 
+class FeatureInput(Backbone):
+    """No backbone: the model takes feature maps instead of images. For a head that was converted without its backbone.
+
+    Args:
+        channels: channels of the feature maps.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.coarse_channels, self.fine_channels = channels, None
+        self.mean, self.std = (0.0,) * channels, (1.0,) * channels
+
+    def forward(self, features: Tensor) -> Features:
+        return Features(features, None)
+
+
 class TimmBackbone(Backbone):
     """A timm network without its classifier.
 
@@ -72,8 +102,14 @@ class TimmBackbone(Backbone):
         stages: number of stages to use; None for all. A stage ends at each feature map that timm has at stride 4
             or coarser, before anything is dilated: layer1 to layer4 of a ResNet. Later stages are not built.
         multi_grid: dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4).
-        variant: "authors" is the ResNet of the paper's code: three 3x3 convolutions (64, 64, 128) as stem, each
-            stage's stride in its last block. No ImageNet weights are published for it.
+        variant: "authors" is the ResNet of the paper's code, see `resnet_authors`. No ImageNet weights in PyTorch are
+            published for it.
+        dilation: rate of a block whose stride is removed to reach the output stride. "authors" gives it the new rate
+            already, "timm" the previous one, and the new rate to the blocks after it. None is "authors" for the
+            authors' variant, and "timm" otherwise.
+        top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
+            activation, like the paper's code: 2,560 channels for B7. Otherwise they come from the last block.
+        pyramid: strides of feature maps to return as a `Pyramid`, for a neck; nothing is dilated then.
         with_fine: whether to return the stride-4 features.
         hub_weights: download timm's ImageNet weights.
     """
@@ -86,6 +122,9 @@ class TimmBackbone(Backbone):
         stages: int | None = None,
         multi_grid: Sequence[int] | None = None,
         variant: ResNetVariant = "standard",
+        dilation: Dilation | None = None,
+        top_features: bool = False,
+        pyramid: Sequence[int] | None = None,
         with_fine: bool = False,
         hub_weights: bool = False,
     ) -> None:
@@ -100,10 +139,12 @@ class TimmBackbone(Backbone):
                     "use variant='standard', or pretrained=False, or pretrained=PATH with weights of your own"
                 )
             _check_resnet(name, output_stride, "the authors' variant")
-            net = _create(name, output_stride, None, stem_type="deep", stem_width=64)
-            _move_strides(net, output_stride)
+            net = _create(name, output_stride, None, **resnet_authors.STEM)
+            resnet_authors.to_authors_resnet(net, output_stride, dilation or "authors")
         else:
-            net = _create(name, output_stride, stages, pretrained=hub_weights)
+            net = _create(name, output_stride if pyramid is None else max(pyramid), stages, pretrained=hub_weights)
+            if dilation == "authors":
+                _dilate_like_authors(net, name, stages)
         if multi_grid is not None:
             _check_resnet(name, output_stride, "multi_grid")
             if not hasattr(net, "layer4"):
@@ -112,6 +153,9 @@ class TimmBackbone(Backbone):
                     "build; leave out one of the two"
                 )
             _apply_multi_grid(net, tuple(multi_grid), name)
+        self.top_features = top_features
+        if top_features:
+            _add_top(net, name, pretrained=hub_weights)
         self.net: Any = net
         reductions, channels = net.feature_info.reduction(), net.feature_info.channels()
         if with_fine and FINE_STRIDE not in reductions:
@@ -121,16 +165,24 @@ class TimmBackbone(Backbone):
             )
         self.fine_index = reductions.index(FINE_STRIDE) if with_fine else None
         self.fine_channels = channels[self.fine_index] if self.fine_index is not None else None
-        self.coarse_channels = channels[-1]
+        self.coarse_channels = net.conv_head.out_channels if top_features else channels[-1]
+        self.pyramid_indices = None if pyramid is None else _indices(name, reductions, pyramid)
+        self.pyramid_channels = [channels[index] for index in self.pyramid_indices or ()]
         self.split_first_stage = variant == "authors"
         self.mean = tuple(net.pretrained_cfg["mean"])  # of the inputs that the weights were trained on
         self.std = tuple(net.pretrained_cfg["std"])
+        if variant == "authors" and dilation != "timm":
+            self.mean, self.std = resnet_authors.MEAN, resnet_authors.STD
 
-    def forward(self, images: Tensor) -> Features:
+    def forward(self, images: Tensor) -> Features | Pyramid:
         if self.split_first_stage:
             return self._forward_split(images)
         features = self.net(images)
-        return Features(features[-1], None if self.fine_index is None else features[self.fine_index])
+        if self.pyramid_indices is not None:
+            fine = None if self.fine_index is None else features[self.fine_index]
+            return Pyramid(tuple(features[index] for index in self.pyramid_indices), fine)
+        coarse = self.net.bn2(self.net.conv_head(features[-1])) if self.top_features else features[-1]
+        return Features(coarse, None if self.fine_index is None else features[self.fine_index])
 
     def _forward_split(self, images: Tensor) -> Features:
         """The authors' variant leaves stride 4 in the last block of its first stage: the fine features precede it."""
@@ -139,6 +191,17 @@ class TimmBackbone(Backbone):
         fine = net.layer1[:-1](x)
         coarse = net.layer4(net.layer3(net.layer2(net.layer1[-1](fine))))
         return Features(coarse, None if self.fine_index is None else fine)
+
+
+def _indices(name: str, reductions: list[int], strides: Sequence[int]) -> list[int]:
+    """Return the indices of the feature maps with these strides."""
+    missing = [stride for stride in strides if stride not in reductions]
+    if missing:
+        raise CaasegError(
+            f"backbone {name} has features of strides {reductions}, none of {missing[0]}; the neck needs one: use "
+            "another backbone, or no neck"
+        )
+    return [reductions.index(stride) for stride in strides]
 
 
 def _create(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
@@ -210,11 +273,14 @@ def _create_if_supported(name: str, output_stride: int, stages: int | None = Non
     return net if tuple(features[-1].shape[1:]) == expected else None
 
 
-def unused_names(name: str, output_stride: int, stages: int | None) -> set[str]:
+def unused_names(backbone: TimmBackbone) -> set[str]:
     """Return the names of a timm model's tensors that a backbone does not use: its classifier and unused stages."""
-    ours = _create_on_meta(name, output_stride, stages).state_dict()
+    stride = backbone.output_stride if backbone.pyramid_indices is None else 32
+    standard = _create_on_meta(backbone.name, stride, backbone.stages).state_dict()
+    ours = {**standard, **backbone.net.state_dict()}  # other names of the authors' variant are errors, not unused
     with torch.device("meta"):
-        whole = [*timm.create_model(name).state_dict(), *_create_truncated(name, output_stride, None).state_dict()]
+        features = _create_truncated(backbone.name, stride, None)
+        whole = [*timm.create_model(backbone.name).state_dict(), *features.state_dict()]
     return {key for key in whole if flat_name(key, ours) not in ours}
 
 
@@ -222,6 +288,26 @@ def flat_name(name: str, ours: Mapping[str, Tensor]) -> str:
     """Return our name of a tensor: some of timm's feature networks write blocks.3.x as blocks_3.x."""
     flat = name.replace(".", "_", 1)
     return flat if name not in ours and flat in ours else name
+
+
+def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
+    with torch.device("meta"):
+        original = _create_truncated(name, 32, stages)
+    blocks, originals = residual_blocks(net), residual_blocks(original)
+    rates = [convolution.dilation[0] for block in blocks for convolution in spatial_convolutions(block)]
+    dilate_from_removed_strides(blocks, originals)
+    if not rates or spatial_convolutions(blocks[-1])[-1].dilation[0] != rates[-1]:
+        raise CaasegError(
+            f"backbone {name}: dilation authors is known for ResNets and EfficientNets only; use dilation timm"
+        )
+
+
+def _add_top(net: Any, name: str, *, pretrained: bool) -> None:
+    """Add the layers between the last block and the pooling of an EfficientNet to its feature network."""
+    if not isinstance(net, EfficientNetFeatures):
+        raise CaasegError(f"backbone {name} is not an EfficientNet, which top_features needs; leave it out")
+    whole: Any = timm.create_model(name, pretrained=pretrained)
+    net.conv_head, net.bn2 = whole.conv_head, whole.bn2
 
 
 def _check_resnet(name: str, output_stride: int, what: str) -> None:
@@ -234,14 +320,6 @@ def _check_resnet(name: str, output_stride: int, what: str) -> None:
         raise CaasegError(f"backbone {name} is not a plain ResNet, which {what} needs; leave it out")
 
 
-def _spatial_convolutions(block: nn.Module) -> list[nn.Conv2d]:
-    return [conv for conv in block.modules() if isinstance(conv, nn.Conv2d) and conv.kernel_size == (3, 3)]
-
-
-def _dilate(convolution: nn.Conv2d, rate: int) -> None:
-    convolution.dilation = convolution.padding = (rate, rate)
-
-
 def _apply_multi_grid(net: Any, grid: tuple[int, ...], name: str) -> None:
     stage = net.layer4
     if len(stage) != len(grid):
@@ -250,25 +328,5 @@ def _apply_multi_grid(net: Any, grid: tuple[int, ...], name: str) -> None:
             "expected one factor per block"
         )
     for block, factor in zip(stage, grid, strict=True):
-        for convolution in _spatial_convolutions(block):
-            _dilate(convolution, convolution.dilation[0] * factor)
-
-
-def _move_strides(net: Any, output_stride: int) -> None:
-    """Move each stage's stride to its last block; dilate instead once the output stride is reached."""
-    stride, rate = 4, 1  # after the stem
-    for stage in (net.layer1, net.layer2, net.layer3, net.layer4):
-        for block in stage:
-            step = 2 if block is stage[-1] and stage is not net.layer4 else 1
-            now = step if stride < output_stride else 1
-            convolutions = _spatial_convolutions(block)
-            for convolution in convolutions:
-                convolution.stride = (1, 1)
-                _dilate(convolution, rate)
-            convolutions[0].stride = (now, now)
-            if block.downsample is not None:
-                block.downsample[0].stride = (now, now)
-            elif now == 2:
-                block.downsample = nn.MaxPool2d(1, stride=2)  # the shortcut skips the same pixels
-            stride *= now
-            rate *= step // now
+        for convolution in spatial_convolutions(block):
+            dilate(convolution, convolution.dilation[0] * factor)

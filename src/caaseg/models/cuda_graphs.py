@@ -34,8 +34,8 @@ class _Flat(nn.Module):
             torch.clear_autocast_cache()  # casts of weights must be part of the graph
             prediction = self.model.coarse(images)
             torch.clear_autocast_cache()
-        aux = () if prediction.aux is None else (prediction.aux,)
-        return (prediction.logits, *aux, *prediction.branches.values())
+        optional = [output for output in (prediction.aux, prediction.regularized) if output is not None]
+        return (prediction.logits, *optional, *prediction.branches.values())
 
 
 def capture_coarse(
@@ -61,7 +61,8 @@ def capture_coarse(
     def replay(images: Tensor) -> Prediction:
         logits, *others = flat(images)
         aux = others.pop(0) if model.aux is not None else None
-        return Prediction(logits, aux, dict(zip(names, others, strict=True)))
+        regularized = others.pop(0) if model.config.car else None
+        return Prediction(logits, aux, dict(zip(names, others, strict=True)), regularized)
 
     return replay
 
@@ -97,6 +98,7 @@ class CapturedModel(nn.Module):
         super().__init__()
         self.model = model
         self.backbone = model.backbone  # a Predictor normalizes with its mean and std
+        self.config = model.config  # and resizes images to the size of the training images
         self._captures: dict[_Key, _Capture | None] = {}  # None after the first call
         self._pool: Any = None  # shared memory pool: graphs run one after the other
 

@@ -80,10 +80,10 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx") -> Check:
     deployed = Deployed(model)
     smallest = model.config.output_stride + 1  # two features per side; torch.export specializes on fewer
     with atomic_write(path) as file:
-        with warnings.catch_warnings(action="ignore"):  # of torch's exporter about its internals
+        with warnings.catch_warnings(action="ignore"):  # warnings of torch's exporter about its internals
             example = torch.rand(2, 3, 4 * smallest, 3 * smallest) * 255
-            open_sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-            program = torch.export.export(deployed, (example,), dynamic_shapes=(open_sizes,), strict=False)
+            dynamic_sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+            program = torch.export.export(deployed, (example,), dynamic_shapes=(dynamic_sizes,), strict=False)
             description = json.dumps(_description(model, 1 if kind == "onnx" else smallest))
             run = {"onnx": _write_onnx, "torch": _write_torch}[kind](program, description, file)
         return check_export(deployed, run, 1 if kind == "onnx" else smallest, path)
@@ -99,6 +99,7 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
         "num_classes": config.num_classes,
         "classes": config.classes,
         "palette": config.palette,
+        "short_sides": config.short_sides,
         "mean": model.backbone.mean,
         "std": model.backbone.std,
         "head": config.head,
@@ -188,7 +189,7 @@ def check_export(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: 
 
 
 def scene_images(number: int, height: int, width: int, rng: torch.Generator) -> Tensor:
-    """Return crops of drawn scenes, values from 0 to 255. Noise would drive networks out of their usual range."""
+    """Return crops of synthetic scenes, values from 0 to 255. Noise would drive networks out of their usual range."""
     scenes = Scenes(size=(MAX_SIDE, MAX_SIDE))
     chosen = torch.randint(len(scenes), (number,), generator=rng).tolist()
     return torch.stack([scenes[index].image[:, :height, :width] for index in chosen]).float()

@@ -11,21 +11,24 @@ from torch import nn
 from caaseg.config import Color, OutputStride
 from caaseg.data.labels import distinct_colors
 from caaseg.errors import CaasegError
+from caaseg.files import hash_files
 from caaseg.models.cuda_graphs import CapturedModel
 from caaseg.models.folding import compile_for_inference, fold_batch_norm
-from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel
+from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel, onnx_files
 from caaseg.models.saving import load_model
 from caaseg.models.segmenter import Segmenter, with_output_stride
 
 
 class LoadedModel(NamedTuple):
-    """A model prepared for inference, and what is needed to save and draw its predictions."""
+    """A model prepared for inference, with classes and colors for its predictions."""
 
     network: nn.Module
     num_classes: int
     classes: tuple[str, ...] | None
     palette: tuple[Color, ...]
     digest: str  # SHA-256 of the settings and weights
+    source: str = ""  # path or hub id, as given
+    output_stride: int | None = None  # None for an exported model
 
 
 def prepare_for_inference(
@@ -84,9 +87,9 @@ def load_for_inference(
             if given:
                 raise CaasegError(f"{source}: {option} does not apply to an exported model; leave it out")
         exported = OnnxModel(Path(source), device=device)
-        digest = hashlib.sha256(Path(source).read_bytes()).hexdigest()
+        digest = hash_files(*onnx_files(Path(source)))
         palette = exported.palette or distinct_colors(exported.num_classes)
-        return LoadedModel(exported, exported.num_classes, exported.classes, palette, digest)
+        return LoadedModel(exported, exported.num_classes, exported.classes, palette, digest, source)
     model = load_model(source)
     if output_stride is not None:
         model = with_output_stride(model, output_stride)
@@ -97,7 +100,8 @@ def load_for_inference(
         hashed.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     network = prepare_for_inference(model, device=device, compile=compile)
     palette = config.palette or distinct_colors(config.num_classes)
-    return LoadedModel(network, config.num_classes, config.classes, palette, hashed.hexdigest())
+    digest, stride = hashed.hexdigest(), config.output_stride
+    return LoadedModel(network, config.num_classes, config.classes, palette, digest, source, stride)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -5,17 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from caaseg.config import Color
+from caaseg.config import ModelConfig
 from caaseg.errors import CaasegError
+from caaseg.models.result import Predictable
 
 ONNX_SUFFIX = ".onnx"
 INPUT, OUTPUT = "images", "logits"
+PROBE_SIZE = (64, 48)
+"""Height and width of the image that is predicted on load, to check the output."""
 INSTALL = "install it with: pip install 'caaseg[export]'"
 
 
-class OnnxModel(nn.Module):
+class OnnxModel(Predictable):
     """Logits (N, K, H, W) of images (N, 3, H, W) of any size, RGB values from 0 to 255; it normalizes them itself.
 
     Args:
@@ -35,27 +38,53 @@ class OnnxModel(nn.Module):
         described = self._session.get_modelmeta().custom_metadata_map
         try:
             about: dict[str, Any] = json.loads(described["caaseg"])
-            self.num_classes = int(about["num_classes"])
-            self.classes: tuple[str, ...] | None = about["classes"] and tuple(map(str, about["classes"]))
-            self.palette: tuple[Color, ...] | None = about["palette"] and tuple(
-                (int(red), int(green), int(blue)) for red, green, blue in about["palette"]
-            )
-            if not 1 <= self.num_classes <= 255 or any(
-                given is not None and len(given) != self.num_classes for given in (self.classes, self.palette)
-            ):
-                raise ValueError(f"{self.num_classes} classes")
-        except (KeyError, ValueError, TypeError) as error:
+            values = {key: about[key] for key in ("num_classes", "classes", "palette")}
+            # The architecture is not stored: its fields have default values.
+            self.config = config = ModelConfig.read({**values, "short_sides": about.get("short_sides")})
+        except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise CaasegError(
                 f"{path}: an ONNX model without the metadata of caaseg export ({error}); export the model again"
             ) from error
-        self._path = path
+        self.num_classes, self.classes, self.palette = config.num_classes, config.classes, config.palette
+        try:
+            finite = self(torch.zeros(1, 3, *PROBE_SIZE)).isfinite().all()
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise CaasegError(f"{path}: does not fit its metadata ({reason}); export the model again") from error
+        if not finite:
+            raise CaasegError(f"{path}: returns logits that are NaN or infinite; export a model with finite weights")
 
     def forward(self, images: Tensor) -> Tensor:
         try:
             (logits,) = self._session.run([OUTPUT], {INPUT: images.float().cpu().numpy()})
         except Exception as error:  # onnxruntime's exceptions have no common base class
             raise RuntimeError(f"onnxruntime: {error}") from error
+        expected = (len(images), self.num_classes, *images.shape[2:])
+        found = getattr(logits, "shape", None)  # None: a sequence or a map
+        if found != expected:
+            raise RuntimeError(f"{OUTPUT} have the shape {found}; expected {expected}")
         return torch.from_numpy(logits).to(images.device)
+
+
+def onnx_files(path: Path) -> list[Path]:
+    """Return the files of an ONNX model: its own, then those with external weights."""
+    try:
+        import onnx
+    except ImportError as error:
+        raise CaasegError(f"{path}: reading it needs onnx, which is not installed; {INSTALL}") from error
+    return [path, *(path.parent / name for name in sorted(_locations(onnx.load(path, load_external_data=False))))]
+
+
+def _locations(message: Any) -> set[str]:
+    """Return the names of external files that a message of an ONNX model, or one inside it, refers to."""
+    found: set[str] = set()
+    for field, value in message.ListFields():
+        if field.name == "external_data":
+            found |= {entry.value for entry in value if entry.key == "location"}
+        elif field.message_type is not None:
+            for part in [value] if hasattr(value, "ListFields") else value:
+                found |= _locations(part)
+    return found
 
 
 def _session(path: Path, device: torch.device) -> Any:

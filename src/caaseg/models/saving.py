@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from caaseg.config import ModelConfig
 from caaseg.errors import CaasegError
-from caaseg.files import atomic_write
+from caaseg.files import atomic_write, read_json
 from caaseg.models.heads import HEADS, resolve_head
-from caaseg.models.weights import check_fits, read_tensors
+from caaseg.models.weights import check_finite, check_fits, read_tensors
 
 if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
 
 HUB = "hf://"
+SHIPPED = Path(__file__).parent.parent / "shipped"
 CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
@@ -88,9 +89,10 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         """
         assert isinstance(self, nn.Module)
         directory, card_kwargs = Path(save_directory), model_card_kwargs or {}
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        check_finite(tensors, f"{directory}: not saved", "train again with a lower learning rate")
         config = json.dumps(self.config.as_dict(), indent=1) + "\n"
         card = str(self.generate_model_card(**card_kwargs))
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
         with (
             atomic_write(directory / WEIGHTS) as weights_file,
             atomic_write(directory / CONFIG) as config_file,
@@ -125,15 +127,19 @@ def load_model(
 ) -> "Segmenter":
     """Load a model in evaluation mode. Never runs code from the files of the model.
 
-    Weights that were saved in 16 bits, as after `model.half()`, are converted to 32.
+    Weights that were saved in 16 or 64 bits, as after `model.half()`, are converted to 32.
 
     Args:
-        source: a directory that save_pretrained wrote, a run directory, or hf://owner/name for a model on the hub.
-        num_classes: for fine-tuning on other classes: all weights are loaded but the classifiers', which are
-            initialized anew.
+        source: a directory that save_pretrained wrote, a run directory, the name of a shipped model, or hf://owner/name
+            for a model on the hub.
+        num_classes: for fine-tuning on other classes: the classifiers are initialized anew, all other weights are
+            loaded.
         revision: branch, tag or commit of a model on the hub.
         head: class of a head that is not built in, or "file.py:Class", which executes the file.
         backbone: module for a model that was created with a backbone module; the saved weights are loaded into it.
+
+    Returns:
+        The model, on the CPU.
     """
     from caaseg.models.segmenter import Segmenter
 
@@ -167,27 +173,29 @@ def load_model(
             "initialized anew, all other weights are loaded",
             stacklevel=2,
         )
-        new = model.state_dict()
-        tensors = {
-            name: new[name].to(tensor.dtype) if name.startswith(CLASSIFIERS) else tensor
-            for name, tensor in tensors.items()
-        }
-    # Assigned tensors keep the dtype they were saved in; cloned ones are aligned in memory like any other.
-    model.load_state_dict({name: _to_32_bits(tensor) for name, tensor in tensors.items()}, assign=True)
+        tensors |= {name: tensor for name, tensor in model.state_dict().items() if name.startswith(CLASSIFIERS)}
+    dtypes = {name: tensor.dtype for name, tensor in model.state_dict().items()}
+    # Copies are aligned in memory like any other tensor; the tensors of a file may be views of its bytes.
+    converted = {name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}
+    check_finite(converted, str(weights), "use another checkpoint, or train again with a lower learning rate")
+    model.load_state_dict(converted, assign=True)
     return model.eval()
-
-
-def _to_32_bits(tensor: Tensor) -> Tensor:
-    """Return a copy, in float32 if it was saved in 16 bits."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.clone()
 
 
 def _find_directory(source: str | Path, revision: str | None) -> Path:
     """Return the directory with the model's files; download it if the source is a hub id."""
     path = Path(source)
+    if str(source) in shipped_models() and not path.exists():
+        return SHIPPED / str(source)
     for directory in (path, path / "model"):  # a saved model, or a run directory
         if (directory / CONFIG).is_file():
             return directory
+    if (path / "recipe.yaml").is_file():
+        best = f", or use {path / 'best'}" if (path / "best" / CONFIG).is_file() else ""
+        raise CaasegError(
+            f"{source}: a run without model/: it is not finished, or the model was deleted; resume it, or restore its "
+            f"model, with caaseg train {path / 'recipe.yaml'} --out {path} --resume auto{best}"
+        )
     if (path / "best" / CONFIG).is_file():
         raise CaasegError(
             f"{source}: an unfinished run; resume it with --resume auto, or use the model with the best validation "
@@ -203,7 +211,8 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
     if name == str(source):
         hint = f"; did you mean {HUB}{source}?" if is_hub_name else ""
         raise CaasegError(
-            f"{source}: no such model; expected a run, a model directory, an .onnx file or {HUB}owner/name{hint}"
+            f"{source}: no such model; expected a run, a model directory, an .onnx file, {HUB}owner/name, or a shipped "
+            f"model: {', '.join(shipped_models())}{hint}"
         )
     if not is_hub_name:
         raise CaasegError(f"{source}: not the name of a model on the hub; expected {HUB}owner/name")
@@ -217,18 +226,20 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         ) from error
 
 
+def shipped_models() -> list[str]:
+    """Return the names of the models in the package."""
+    return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
+
+
 def read_config(path: Path) -> ModelConfig:
     """Read and validate a model's config.json."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CaasegError(
-            f"{path}: not a model config ({error}); expected the JSON that save_pretrained wrote"
-        ) from error
+    content = read_json(path, "expected the JSON that save_pretrained wrote")
     if not isinstance(content, dict):
         raise CaasegError(
             f"{path}: found {type(content).__name__}; expected the JSON object that save_pretrained wrote"
         )
     if "enlarge" in content:  # the name of this field in version 0.1
         content["input_upsampling"] = content.pop("enlarge")
+    if content.get("resnet_variant") == "authors" and "dilation" not in content:  # saved by an earlier version
+        content["dilation"] = "timm"
     return ModelConfig.read(content, f"{path}: ")

@@ -15,11 +15,11 @@ from caaseg.models.backbones import Backbone, Features, TimmBackbone, check_back
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import head_class, resolve_head
 from caaseg.models.heads.base import DROPOUT, Head
+from caaseg.models.necks import JPU, STRIDES
 from caaseg.models.resize import resize, upsample_input
+from caaseg.models.result import Predictable
 from caaseg.models.saving import HubModel
 from caaseg.models.weights import load_backbone_weights
-
-AUX_CHANNELS = 256
 
 
 class Prediction(NamedTuple):
@@ -28,9 +28,10 @@ class Prediction(NamedTuple):
     logits: Tensor  # (N, K, H, W)
     aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without one
     branches: dict[str, Tensor]  # name -> (N, K, H, W), as the head's `branches` lists them
+    regularized: Tensor | None = None  # (N, C, h, w), features for the losses of CAR; only in a coarse prediction
 
 
-class Segmenter(nn.Module, HubModel):
+class Segmenter(Predictable, HubModel):
     """A segmentation model.
 
     Args:
@@ -55,16 +56,27 @@ class Segmenter(nn.Module, HubModel):
             self.backbone: Backbone = TimmBackbone(
                 config.backbone,
                 output_stride=config.output_stride,
+                pyramid=None if config.neck is None else STRIDES,
                 stages=config.stages,
                 multi_grid=config.multi_grid,
                 variant=config.resnet_variant,
+                dilation=config.dilation,
+                top_features=config.top_features,
                 with_fine=config.decoder,
                 hub_weights=hub_weights,
             )
         else:
             self.backbone = check_backbone(backbone, with_fine=config.decoder)
         coarse = self.backbone.coarse_channels
+        self.neck: JPU | None = None
+        if config.neck is not None:
+            if not isinstance(self.backbone, TimmBackbone):
+                raise CaasegError(f"neck is {config.neck}, for timm backbones only; leave it out")
+            self.neck = JPU(self.backbone.pyramid_channels, config.channels)
+            coarse = self.neck.out_channels
         self.head = head(coarse, config)
+        if config.car and getattr(self.head, "car", None) is None:
+            raise CaasegError(f"car is true, but head {config.head} has no linear layer `car`; leave it out")
         self.decoder = (
             SimpleDecoder(self.head.out_channels, cast("int", self.backbone.fine_channels), config.decoder_channels)
             if config.decoder
@@ -77,32 +89,36 @@ class Segmenter(nn.Module, HubModel):
         )
         self.aux = (
             nn.Sequential(
-                projection(coarse, AUX_CHANNELS), nn.Dropout(DROPOUT), classifier(AUX_CHANNELS, config.num_classes)
+                projection(coarse, config.bottleneck_channels),
+                nn.Dropout(DROPOUT),
+                classifier(config.bottleneck_channels, config.num_classes),
             )
             if config.aux
             else None
         )
 
     def forward(self, images: Tensor) -> Prediction:
-        """Predict normalized images of any size, (N, 3, H, W)."""
+        """Predict normalized images of any size: (N, 3, H, W) -> logits (N, K, H, W)."""
         return resize_prediction(self.coarse(images), images.shape[2:])
 
     def coarse(self, images: Tensor) -> Prediction:
-        """Predict without the final resizing: logits at the size of the features, which is all the loss needs."""
+        """Predict without the final resizing: (N, 3, H, W) -> logits (N, K, h, w) at the size of the features."""
         return self.classify(*self.features(images))
 
     def features(self, images: Tensor) -> Features:
         """Return the backbone's features of (optionally upsampled) images."""
-        return self.backbone(upsample_input(images, self.config.input_upsampling))  # type: ignore[no-any-return]
+        found = self.backbone(upsample_input(images, self.config.input_upsampling))
+        return found if self.neck is None else Features(self.neck(found.levels), found.fine)
 
     def classify(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
         """Return the coarse prediction from the backbone's features."""
-        features, branches = self.head(coarse)
+        features, branches, regularized = self.head(coarse)
         decoded = features if self.decoder is None else self.decoder(features, fine)
         return Prediction(
             logits=self.classifier(decoded),
             aux=None if self.aux is None else self.aux(coarse),
             branches={name: self.branch_classifiers[name](branch) for name, branch in branches.items()},
+            regularized=regularized,
         )
 
     def rebuild(self, **changes: Any) -> "Segmenter":
@@ -166,21 +182,26 @@ def create_model(
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or
             torchvision naming.
         **options: further fields of `ModelConfig`, such as stages, gate_layers, multi_grid or classes.
+
+    Returns:
+        The model, in training mode. It maps normalized images (N, 3, H, W) to a `Prediction`.
     """
-    known = ModelConfig.names()
+    known = list(ModelConfig.model_fields)
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
             raise CaasegError(f"create_model has no option {name!r}; {hint}")
-    config = ModelConfig(
-        head=head if isinstance(head, str) else _class_name(head),
-        backbone=backbone if isinstance(backbone, str) else _class_name(type(backbone)),
-        num_classes=num_classes,
-        output_stride=output_stride,
-        aux=aux,
-        decoder=decoder,
-        **{name: _as_tuples(value) for name, value in options.items()},
+    config = ModelConfig.read(
+        {
+            "head": head if isinstance(head, str) else _class_name(head),
+            "backbone": backbone if isinstance(backbone, str) else _class_name(type(backbone)),
+            "num_classes": num_classes,
+            "output_stride": output_stride,
+            "aux": aux,
+            "decoder": decoder,
+            **{name: _as_tuples(value) for name, value in options.items()},
+        }
     )
     module = None if isinstance(backbone, str) else backbone
     if module is not None and pretrained:

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from caaseg.errors import CaasegError
 from caaseg.models.backbones import Backbone, TimmBackbone, flat_name, unused_names
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""Floating-point weights that are converted to the dtype of the model. 8-bit weights would need scales."""
 MAX_LISTED = 12  # names in a message before "and N more"
 
 
@@ -32,15 +35,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"{path}: unknown suffix {path.suffix or '(none)'}; expected .safetensors or one of "
             f"{', '.join(PYTORCH_SUFFIXES)}"
         )
+    _check_unpacked_size(path)
     try:
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # about pickles that it then refuses
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CaasegError(
             f"{path}: refused, because it contains more than tensors, and loading it could run code; "
-            "ask its author for safetensors, or convert it where you trust it"
+            "ask its author for safetensors, or convert it yourself if you trust it"
         ) from error
-    except (RuntimeError, EOFError, OSError, KeyError, ValueError, AttributeError, IndexError, TypeError) as error:
+    except Exception as error:  # torch raises everything from struct.error to AssertionError on damaged files
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CaasegError(f"{path}: damaged or not a PyTorch file ({reason}); download it again") from error
     for wrapper in ("state_dict", "model_state_dict", "model"):  # how training scripts commonly wrap weights
@@ -50,8 +54,30 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
     ):
         raise CaasegError(f"{path}: expected a dictionary from names to tensors, found other types in it")
+    needed, stored = sum(tensor.numel() * tensor.itemsize for tensor in content.values()), path.stat().st_size
+    if needed > stored:  # tensors of stride 0, or tensors that share their values: copies could fill the memory
+        raise CaasegError(
+            f"{path}: refused, because its tensors take {needed:,} bytes, but the file has {stored:,}; save it again "
+            "with a contiguous copy of each tensor"
+        )
     wrapped = all(name.startswith("module.") for name in content)  # by data-parallel training
     return {name.removeprefix("module.") if wrapped else name: value for name, value in content.items()}
+
+
+def _check_unpacked_size(path: Path) -> None:
+    """Raise an error if a PyTorch file is a zip archive that grows when it is unpacked. torch.save never compresses."""
+    if not zipfile.is_zipfile(path):  # the format before torch 1.6
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+        raise CaasegError(f"{path}: damaged or not a PyTorch file ({error}); download it again") from error
+    if unpacked > path.stat().st_size:
+        raise CaasegError(
+            f"{path}: refused, because it is compressed: {path.stat().st_size:,} bytes would become {unpacked:,}; "
+            "save it again with torch.save"
+        )
 
 
 def check_fits(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
@@ -69,15 +95,35 @@ def check_fits(module: nn.Module, tensors: Mapping[str, Tensor], source: str) ->
                 if tensors[name].shape != ours[name].shape
             ],
         ),
-        _listed("of another dtype", [name for name in shared if _kind(tensors[name]) != _kind(ours[name])]),
+        _listed(
+            "of another dtype",
+            [
+                f"{name} {_described(tensors[name])} instead of {_described(ours[name])}"
+                for name in shared
+                if not _is_convertible(tensors[name], ours[name])
+            ],
+        ),
     ]
     found = [problem for problem in problems if problem]
     if found:
         raise CaasegError(f"{source}: the weights do not fit the model; {'; '.join(found)}")
 
 
-def _kind(tensor: Tensor) -> tuple[bool, bool, torch.layout]:
-    return tensor.is_floating_point(), tensor.is_complex(), tensor.layout
+def check_finite(tensors: Mapping[str, Tensor], source: str, advice: str) -> None:
+    """Raise an error if a tensor has values that are NaN or infinite."""
+    bad = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if bad:
+        raise CaasegError(f"{source}: {_listed('tensors with NaN or infinite values', bad)}; {advice}")
+
+
+def _is_convertible(tensor: Tensor, ours: Tensor) -> bool:
+    same_kind = tensor.dtype == ours.dtype or {tensor.dtype, ours.dtype} <= set(FLOAT_DTYPES)
+    return same_kind and tensor.layout == ours.layout
+
+
+def _described(tensor: Tensor) -> str:
+    layout = "" if tensor.layout == torch.strided else f" {tensor.layout}"
+    return f"{tensor.dtype}{layout}".replace("torch.", "")
 
 
 def _listed(what: str, names: list[str]) -> str:
@@ -90,10 +136,11 @@ def load_backbone_weights(backbone: Backbone, path: Path) -> None:
     if not isinstance(backbone, TimmBackbone):
         raise CaasegError(f"{path}: only timm backbones are loaded from a file, not {type(backbone).__name__}")
     ours = backbone.net.state_dict()
-    unused = unused_names(backbone.name, backbone.output_stride, backbone.stages)
+    unused = unused_names(backbone)
     fitting = {flat_name(name, ours): t for name, t in read_tensors(path).items() if name not in unused}
     for name, counter in ours.items():  # missing in files of old torch versions
         if name.endswith("num_batches_tracked"):
             fitting.setdefault(name, counter)
     check_fits(backbone.net, fitting, str(path))
+    check_finite(fitting, str(path), "download it again")
     backbone.net.load_state_dict(fitting)

@@ -32,19 +32,25 @@ class CAAHead(AxialHead):
 
     title = "channelized axial attention"
     channelize = True
-    views = ("column gate level", "row gate level", "both level", "both even", "as trained")
-    flattens_gates = True
+    car_channels = 256
+    views = (
+        "column gate averaged",
+        "row gate averaged",
+        "both averaged",
+        "both averaged over channels too",
+        "as trained",
+    )
+    averages_gates = True
     conflict_wording = ConflictWording(
-        lead="Channelized axial attention has no branches that classify: its channel attention is a factor of the "
-        "spatial one. This study flattens its gates instead and shows what changes. A level gate has its mean over the "
-        "image's rows (column gate) or columns (row gate), per channel: it weighs channels as before, but no "
-        "longer depends on the position. An even gate has one value, its mean over channels too: it weighs nothing. A "
-        "gate that is not flattened keeps its values.",
-        lost="right with flattened gates, wrong as trained",
-        won="right as trained, wrong with every flattening",
-        disagree="the flattened ones disagree, neither lost nor won",
-        caution="The network was not trained with flattened gates: this shows how it uses its gates, not what it would "
-        "be if trained without them. The numbers do not compare with those of branches.",
+        lead="Channelized axial attention has no branches with classifiers: its channel attention is a factor of the "
+        "spatial attention. This study replaces its gates by their means and shows the effect. An averaged gate is the "
+        "mean over image rows (column gate) or image columns (row gate), per channel: it still weights channels, but "
+        "does not depend on the position. A gate that is averaged over channels too is a single number.",
+        lost="right with averaged gates, wrong as trained",
+        won="right as trained, wrong with all averaged gates",
+        disagree="predictions with averaged gates disagree, neither lost nor won",
+        caution="The network was not trained with averaged gates: this shows how it uses its gates, not how it would "
+        "perform if trained without them. The numbers are not comparable with the numbers of branches.",
     )
 
 
@@ -56,12 +62,12 @@ class AxialSEHead(AttentionHead):
     views = ("channel", "final")
     conflict_wording = ConflictWording(
         lead="The sequential design: channel attention and axial attention one after the other. A classifier behind a "
-        "stop-gradient reads the output of the channel attention and changes nothing else.",
+        "stop-gradient reads the output of the channel attention and does not affect the rest of the network.",
         lost="the channel branch is right, the final prediction is wrong",
         won="the final prediction is right, the channel branch is not",
         disagree=None,
-        caution="The features of the channel attention are enough for what the branch has right; no part of the "
-        "network was trained to preserve it. Compare lost pixels with won pixels.",
+        caution="The channel attention's features suffice for the pixels that its branch has right; no part of the "
+        "network was trained to preserve this. Compare lost pixels with won pixels.",
     )
     block: "SqueezedAxialAttention"
 
@@ -80,7 +86,7 @@ class SqueezedAxialAttention(nn.Module):
     """Channel attention and axial attention in sequence.
 
     The second output is the output of squeeze-and-excitation behind a stop-gradient: a classifier trained on it shows
-    what the channel attention knows, and changes nothing else.
+    the information in the channel attention, and does not affect the rest of the network.
     """
 
     def __init__(self, channels: int, *, key_channels: int, se_first: bool) -> None:

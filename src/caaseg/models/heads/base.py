@@ -1,4 +1,4 @@
-"""Base class of all heads, and the frame that most of them share.
+"""Base class of all heads, and the layers that most of them share.
 
 A head turns the backbone's coarse feature map into the feature map that is classified per pixel. To add one, subclass
 `Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
@@ -27,6 +27,7 @@ class HeadFeatures(NamedTuple):
 
     fused: Tensor  # (N, out_channels, H, W)
     branches: dict[str, Tensor]  # branch name -> (N, branch_channels, H, W)
+    regularized: Tensor | None = None  # (N, C, H, W), output of `Head.car`; None without it
 
 
 class ConflictWording(NamedTuple):
@@ -54,15 +55,26 @@ class Head(nn.Module):
     """Whether training needs two images per device and step, for batch statistics of 1 x 1 feature maps."""
     views: ClassVar[tuple[str, ...]] = ()
     """Predictions that the conflict study compares; the last is the model's own. Empty if it does not apply."""
-    flattens_gates: ClassVar[bool] = False
-    """Whether the views are predictions with flattened gates, instead of the branches."""
+    averages_gates: ClassVar[bool] = False
+    """Whether the views are predictions with averaged gates, instead of the branches."""
     conflict_wording: ClassVar[ConflictWording | None] = None
     """Texts of the conflict study; None if it does not apply."""
+    car_channels: ClassVar[int] = 512
+    """Maximum number of channels of `car`."""
     without_attention: ClassVar[str] = "This head has no attention that can be shown per pixel."
     """Shown instead of attention maps if `attention_block()` is None."""
 
     out_channels: int
     branch_channels: int = 0
+    car: nn.Conv2d | None
+    """Linear layer whose output class-aware regularization (CAR) acts on; None, or not set, without it."""
+
+    def build_car(self, in_channels: int, kind: type[nn.Conv2d] = nn.Conv2d) -> nn.Conv2d:
+        """Return the linear 1x1 layer of CAR, Glorot-uniform with zero bias, like the authors."""
+        convolution = kind(in_channels, min(in_channels, self.car_channels), 1)
+        nn.init.xavier_uniform_(convolution.weight)
+        nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
+        return convolution
 
     def attention_block(self) -> AttentionBlock | None:
         """Return the block whose attention can be explained per pixel, or None."""
@@ -70,11 +82,11 @@ class Head(nn.Module):
 
 
 class AttentionHead(Head, ABC):
-    """The authors' frame around an attention block: entry and exit convolutions, and an image-level branch.
+    """The authors' layers around an attention block: entry and exit convolutions, and an image-level branch.
 
     Args:
         in_channels: channels of the backbone's coarse feature map.
-        config: architecture settings; `config.channels` is the width inside the frame.
+        config: architecture settings; `config.channels` is the width of these layers.
     """
 
     needs_two_images = True
@@ -87,9 +99,14 @@ class AttentionHead(Head, ABC):
         self.block = block
         self.exit = projection(channels, channels)
         self.image_level = projection(in_channels, channels)
-        self.out_channels = 256
+        self.out_channels = config.bottleneck_channels
         self.branch_channels = channels
-        self.bottleneck = projection(2 * channels, self.out_channels, kind=ImageBiasedConvolution)
+        if config.car:
+            self.car = self.build_car(2 * channels, ImageBiasedConvolution)
+            self.bottleneck = projection(self.car.out_channels, self.out_channels)
+        else:
+            self.car = None
+            self.bottleneck = projection(2 * channels, self.out_channels, kind=ImageBiasedConvolution)
         self.dropout = nn.Dropout(DROPOUT)
 
     @abstractmethod
@@ -109,8 +126,11 @@ class AttentionHead(Head, ABC):
             )
         attended, branches = self.attend(self.entry(features))  # (N, C, H, W)
         image = self.image_level(mean_over_image(features))  # (N, C, 1, 1)
+        if self.car is not None:
+            linear = self.car(self.exit(attended), image)  # (N, C', H, W)
+            return HeadFeatures(self.dropout(self.bottleneck(linear)), branches, linear)
         convolution, *rest = self.bottleneck
-        fused: Tensor = convolution(self.exit(attended), image)  # (N, 256, H, W)
+        fused: Tensor = convolution(self.exit(attended), image)  # (N, out_channels, H, W)
         for module in rest:
             fused = module(fused)
         return HeadFeatures(self.dropout(fused), branches)

@@ -38,10 +38,14 @@ class DANetHead(Head):
         self.spatial_exit = projection(channels, channels, kernel_size=3)
         self.channel_exit = projection(channels, channels, kernel_size=3)
         self.dropout = nn.Dropout(DROPOUT)
-        self.out_channels = self.branch_channels = channels
+        self.car = self.build_car(channels) if config.car else None
+        self.branch_channels = channels
+        self.out_channels = channels if self.car is None else self.car.out_channels
 
     def forward(self, features: Tensor) -> HeadFeatures:
         spatial = self.spatial_exit(self.position(self.spatial_entry(features)))  # (N, C, H, W)
         channel = self.channel_exit(self.channel(self.channel_entry(features)))  # (N, C, H, W)
         branches = {"spatial": self.dropout(spatial), "channel": self.dropout(channel)}
-        return HeadFeatures(self.dropout(spatial + channel), branches)
+        fused = spatial + channel
+        linear = None if self.car is None else self.car(fused)
+        return HeadFeatures(self.dropout(fused if linear is None else linear), branches, linear)

@@ -19,7 +19,10 @@ class FCNHead(Head):
         super().__init__()
         self.entry = projection(in_channels, config.channels, kernel_size=3)
         self.dropout = nn.Dropout(DROPOUT)
-        self.out_channels = config.channels
+        self.car = self.build_car(config.channels) if config.car else None
+        self.out_channels = config.channels if self.car is None else self.car.out_channels
 
     def forward(self, features: Tensor) -> HeadFeatures:
-        return HeadFeatures(self.dropout(self.entry(features)), {})
+        entered = self.entry(features)  # (N, C, H, W)
+        linear = None if self.car is None else self.car(entered)
+        return HeadFeatures(self.dropout(entered if linear is None else linear), {}, linear)

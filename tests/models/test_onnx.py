@@ -1,0 +1,81 @@
+"""Small ONNX models made by hand: their outputs must fit their metadata; their hash covers all of their files."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from caaseg.errors import CaasegError
+from caaseg.models.inference import load_for_inference
+from caaseg.models.onnx import OnnxModel, onnx_files
+
+
+def write_model(
+    path: Path, weight: float = 0.5, declared: Any = "classes", operation: str = "Conv", **options: Any
+) -> None:
+    """Write a model with 3 logits, a 1 x 1 convolution of the image."""
+    description = {"num_classes": 3, "classes": None, "palette": None, **options}
+    weights = np.full((3, 3, 1, 1), weight, dtype=np.float32)
+    sizes: list[str | int] = ["batch", 3, "height", "width"]
+    graph = helper.make_graph(
+        [helper.make_node(operation, ["images", "weights"][: 2 if operation == "Conv" else 1], ["logits"])],
+        "tiny",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, sizes)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", declared, "rows", "columns"])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    helper.set_model_props(model, {"caaseg": json.dumps(description)})
+    path.with_suffix(".weights").unlink(missing_ok=True)  # onnx appends to it
+    external = {"save_as_external_data": True, "location": f"{path.stem}.weights", "size_threshold": 0}
+    onnx.save(model, path, **external)  # type: ignore[arg-type]
+
+
+def test_a_model_that_fits_its_metadata_runs(tmp_path: Path) -> None:
+    write_model(tmp_path / "m.onnx", classes=["a", "b", "c"])
+    model = OnnxModel(tmp_path / "m.onnx")
+    assert (model.num_classes, model.classes, model.palette) == (3, ("a", "b", "c"), None)
+    assert torch.equal(model(torch.ones(2, 3, 5, 7)), torch.full((2, 3, 5, 7), 1.5))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 4}, r"does not fit its metadata \(logits have the shape \(1, 3, 64, 48\); expected \(1, 4, "),
+        ({"num_classes": 2, "declared": 3}, r"does not fit its metadata \(logits have the shape \(1, 3, 64, 48\)"),
+        ({"operation": "GlobalAveragePool"}, r"does not fit its metadata \(logits have the shape \(1, 3, 1, 1\)"),
+        ({"weight": math.nan}, "returns logits that are NaN or infinite; export a model with finite weights"),
+        ({"num_classes": math.inf}, r"without the metadata of caaseg export \(num_classes is inf"),
+        ({"num_classes": "3"}, r"without the metadata of caaseg export \(num_classes is '3'"),
+        ({"palette": [[0, 0, 300]] * 3}, r"without the metadata of caaseg export \(palette is "),
+        (
+            {"classes": json.loads("[" * 500 + "]" * 500)},
+            r"without the metadata of caaseg export \((classes is|maximum recursion)",
+        ),
+    ],
+)
+def test_a_model_that_contradicts_its_metadata_is_refused_on_load(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_model(tmp_path / "m.onnx", **options)
+    with pytest.raises(CaasegError, match=rf"m\.onnx: .*{message}"):
+        OnnxModel(tmp_path / "m.onnx")
+
+
+def test_the_hash_of_a_model_covers_its_external_weights(tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    write_model(path)
+    assert onnx_files(path) == [path, tmp_path / "m.weights"]
+    before, graph = load_for_inference(str(path)), path.read_bytes()
+    write_model(path, weight=0.25)
+    assert path.read_bytes() == graph
+    assert load_for_inference(str(path)).digest != before.digest
+    write_model(path)
+    assert load_for_inference(str(path)).digest == before.digest
+    assert before.source == str(path)
