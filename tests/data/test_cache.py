@@ -1,7 +1,6 @@
 """CachedDataset: identical samples, each file decoded once, memory shared with worker processes."""
 
 import logging
-import multiprocessing
 import shutil
 from collections import Counter
 from itertools import islice
@@ -101,18 +100,24 @@ def test_batches_are_the_same_with_the_files_gone(workers: int, tmp_path: Path) 
     assert all(map(torch.equal, batches(cached)[0], expected[0]))  # augmentation did not change the cache
 
 
-def write_into(dataset: CachedDataset, sums: Tensor) -> None:
+def write_into_received(queue: Any, sums: Tensor) -> None:
+    dataset = queue.get()
     for index in range(len(dataset)):
         sums[index] = int(dataset[index].image.sum())
         dataset[index].image[0, 0, 0] = 77
 
 
-def test_a_spawned_process_shares_the_memory() -> None:
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_process_that_receives_the_cache_shares_its_memory(start_method: str) -> None:
+    """Spawned workers, the default on some systems, receive everything pickled."""
     cached = CachedDataset(Noise(5, bad=set()))
     expected = [int(cached[index].image.sum()) for index in range(5)]
     sums = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-    process = multiprocessing.get_context("spawn").Process(target=write_into, args=(cached, sums))
+    context: Any = torch.multiprocessing.get_context(start_method)
+    queue = context.SimpleQueue()
+    process = context.Process(target=write_into_received, args=(queue, sums))
     process.start()
+    queue.put(cached)
     process.join()
     assert process.exitcode == 0
     assert sums.tolist() == expected

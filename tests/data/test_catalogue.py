@@ -69,7 +69,7 @@ def test_an_unknown_name_is_reported_with_the_known_ones() -> None:
 
 def test_the_list_shows_classes_sizes_splits_and_how(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "list"]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for name in DATASETS:
         assert name in shown
     for words in ("171 classes", "118287", "480 x 360", "2048 x 1024", "www.cityscapes-dataset.com", "not verified"):

@@ -228,19 +228,29 @@ def test_color_masks_give_their_colors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_color_mask(tmp_path / "palette.png"), np.array(palette.convert("RGB")))
 
 
-def test_black_and_white_rgb_gives_0_and_255_on_request_and_other_colors_are_refused(tmp_path: Path) -> None:
-    values = np.where(np.arange(12 * 16).reshape(12, 16) % 3 == 0, 255, 0).astype(np.uint8)
+def test_rgb_with_equal_channels_gives_values_on_request_and_colors_are_refused(tmp_path: Path) -> None:
+    binary = np.where(np.arange(12 * 16).reshape(12, 16) % 3 == 0, 255, 0).astype(np.uint8)
     for mode in ("RGB", "RGBA"):
-        Image.fromarray(values).convert(mode).save(tmp_path / f"{mode}.png")
-        np.testing.assert_array_equal(read_mask(tmp_path / f"{mode}.png", black_and_white=True), values)
-        with pytest.raises(BadFileError, match=rf"{mode}\.png: a mask of mode {mode}; expected one channel"):
-            read_mask(tmp_path / f"{mode}.png")
-    for color in ((0, 0, 255), (255, 255, 0), (255, 0, 255), (1, 1, 1), (254, 254, 254), (128, 128, 128)):
-        mask = Image.fromarray(values).convert("RGB")
+        for values in (binary, binary // 2):
+            Image.fromarray(values).convert(mode).save(tmp_path / f"{mode}.png")
+            np.testing.assert_array_equal(read_mask(tmp_path / f"{mode}.png", gray_rgb=True), values)
+            with pytest.raises(BadFileError, match=rf"{mode}\.png: a mask of mode {mode}; expected one channel"):
+                read_mask(tmp_path / f"{mode}.png")
+    for color in ((0, 0, 255), (255, 255, 0), (255, 0, 255), (1, 1, 2)):
+        mask = Image.fromarray(binary).convert("RGB")
         mask.putpixel((5, 7), color)
         mask.save(tmp_path / "other.png")
         with pytest.raises(BadFileError, match=re.escape(f"other.png: a mask of mode RGB with the color {color}; ")):
-            read_mask(tmp_path / "other.png", black_and_white=True)
+            read_mask(tmp_path / "other.png", gray_rgb=True)
+
+
+def test_black_and_white_rgb_can_be_refused(tmp_path: Path) -> None:
+    for values in ([0, 255], [255, 255]):
+        Image.fromarray(np.resize(values, (4, 4)).astype(np.uint8)).convert("RGB").save(tmp_path / "binary.png")
+        with pytest.raises(BadFileError, match=r"binary\.png: a mask of mode RGB with the color \(255, 255, 255\)"):
+            read_mask(tmp_path / "binary.png", gray_rgb=True, black_and_white=False)
+    Image.fromarray(np.resize([0, 3, 255], (4, 4)).astype(np.uint8)).convert("RGB").save(tmp_path / "ids.png")
+    assert set(read_mask(tmp_path / "ids.png", gray_rgb=True, black_and_white=False).flat) == {0, 3, 255}
 
 
 def test_masks_of_the_wrong_kind_are_refused_by_name(tmp_path: Path) -> None:

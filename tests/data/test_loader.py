@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from caaseg.config import Augmentation
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.loader import EvaluationLoader, TrainingLoader, collate, prefetch
 from caaseg.data.sample import BadFileError, Batch, Color, Sample
+from tests.properties import examples
 
 AUGMENTATION = Augmentation(crop=(48, 56), scale_step=None, brightness=32, contrast=0.2, saturation=0.2)
 
@@ -140,7 +141,7 @@ def test_one_sample_is_augmented_differently_every_time() -> None:
     assert len(views) == 12
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(length=st.integers(1, 8), batch_size=st.integers(1, 4), seed=st.integers(0, 100))
 def test_every_epoch_of_the_order_has_each_sample_once(length: int, batch_size: int, seed: int) -> None:
     loader = training(dataset=Scenes(length=length, size=(64, 64)), batch_size=batch_size, seed=seed)
@@ -149,7 +150,7 @@ def test_every_epoch_of_the_order_has_each_sample_once(length: int, batch_size: 
         assert len(set(names[start : start + length])) == length
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(length=st.integers(1, 12), batch_size=st.integers(1, 6), ranks=st.integers(1, 4), padding=st.booleans())
 def test_evaluation_loads_each_sample_once(length: int, batch_size: int, ranks: int, padding: bool) -> None:
     dataset = Scenes("val", length=length, size=(64, 64))

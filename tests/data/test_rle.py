@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from caaseg.data.rle import decode_rle
 from tests.data.trees import encode_rle
+from tests.properties import examples
 
 # Made by pycocotools.mask.encode.
 SCATTERED = [[1, 1, 0, 0, 1], [0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [0, 0, 0, 1, 0]]
@@ -39,8 +40,9 @@ def test_uncompressed_run_lengths_are_decoded() -> None:
     assert decode_rle([1, 2, 3], 2, 3).tolist() == [[False, True, False], [True, False, False]]
 
 
+@examples(30)
 @given(counts=st.text(max_size=30), height=st.integers(1, 9), width=st.integers(1, 9))
-def test_any_other_text_is_a_value_error(counts: str, height: int, width: int) -> None:
+def test_any_text_is_decoded_or_a_value_error(counts: str, height: int, width: int) -> None:
     try:
         mask = decode_rle(counts, height, width)
     except ValueError:

@@ -184,6 +184,70 @@ def test_draws_follow_the_settings() -> None:
     assert 0.6 <= min(params.contrast for params in colored) < 0.61
     assert 1.19 < max(params.saturation for params in colored) <= 1.2
 
+    changed = draws(hue=0.1, grayscale=0.25, blur=0.25, rotation=20)
+    old = [params[:6] for params in stepped]
+    assert [params[:6] for params in changed] == old
+    assert {(params.hue, params.blur, params.rotation) for params in stepped} == {(0, 0, 0)}
+    assert 400 < sum(params.saturation == 0 for params in changed) < 600
+    assert 400 < sum(params.blur > 0 for params in changed) < 600
+    assert 1.9 < max(params.blur for params in changed) <= 2
+    assert -0.1 <= min(params.hue for params in changed) < -0.09
+    assert 19 < max(params.rotation for params in changed) <= 20
+
+
+def test_draws_of_a_seed_do_not_change_between_versions() -> None:
+    """Otherwise a run that was started with an earlier version would resume with other samples."""
+    augmentation = Augmentation(crop=(8, 8), brightness=32, contrast=0.4, saturation=0.2)
+    scale, down, right, flip, bright, brightness, contrast, saturation = np.random.default_rng(5).random(8)
+    params = draw_params(augmentation, np.random.default_rng(5))
+    assert (params.down, params.right, params.flip) == (down, right, flip < 0.5)
+    assert params.scale == 512 + 256 * int(7 * scale)
+    assert params.brightness == (32 * (2 * brightness - 1) if bright < 0.5 else 0)
+    assert (params.contrast, params.saturation) == (1 + 0.4 * (2 * contrast - 1), 1 + 0.2 * (2 * saturation - 1))
+
+
+def test_a_quarter_turn_rotates_image_and_label_counterclockwise() -> None:
+    sample = noise(8, 8, seed=0)
+    image, label, _ = augment(sample, PLAIN._replace(rotation=90.0), (8, 8))
+    assert torch.equal(image, sample.image.rot90(dims=(1, 2)))
+    assert torch.equal(label, sample.label.rot90())
+
+
+def test_corners_of_a_rotated_image_are_ignored_and_have_its_mean_color() -> None:
+    image = torch.tensor([200, 100, 40], dtype=torch.uint8).view(3, 1, 1).repeat(1, 31, 31)
+    image[:, 15] = 0  # a line through the center
+    label = (image[0] == 0).to(torch.uint8)
+    turned = augment(Sample(image, label, "line"), PLAIN._replace(rotation=45.0), (31, 31))
+    assert turned.label[0, 0] == turned.label[30, 0] == IGNORE
+    assert turned.image[:, 0, 0].tolist() == [194, 97, 39]  # 30 / 31 of the color
+    on_line = turned.label == 1
+    assert on_line[20, 10]  # counterclockwise: from the left bottom to the right top
+    assert not on_line[10, 10]
+    assert (turned.image[0][on_line] < 160).all()
+
+
+def test_blur_keeps_the_mean_and_smooths_the_image_but_not_the_label() -> None:
+    sample = noise(40, 40, seed=1)
+    blurred = augment(sample, PLAIN._replace(blur=2.0), (40, 40))
+    assert blurred.image.float().std() < 0.3 * sample.image.float().std()
+    assert abs(blurred.image.float().mean() - sample.image.float().mean()) < 2
+    assert torch.equal(blurred.label, sample.label)
+
+
+def test_hue_rotates_colors_around_gray_and_grayscale_removes_them() -> None:
+    colors = torch.tensor([[150, 100, 100], [100, 100, 100], [90, 120, 140]], dtype=torch.uint8).T.reshape(3, 1, 3)
+    sample = Sample(colors, torch.zeros(1, 3, dtype=torch.uint8), "colors")
+    turned = augment(sample, PLAIN._replace(hue=1 / 3), (1, 3)).image[:, 0].T.tolist()
+    back = augment(sample, PLAIN._replace(hue=1.0), (1, 3)).image
+    gray = augment(sample, PLAIN._replace(saturation=0.0), (1, 3)).image
+    assert turned[1] == [100, 100, 100]
+    red, green, blue = turned[0]
+    assert max(green, blue) > red  # red becomes another color of the same luma
+    assert 0.299 * red + 0.587 * green + 0.114 * blue == pytest.approx(114.95, abs=1)
+    torch.testing.assert_close(back, colors, rtol=0, atol=1)
+    assert torch.equal(gray[0], gray[1])
+    assert torch.equal(gray[0], gray[2])
+
 
 def test_a_sample_depends_on_its_generator_alone() -> None:
     sample, augmentation = noise(40, 50, seed=0), Augmentation(crop=(32, 32), brightness=32)
@@ -198,19 +262,19 @@ def test_a_sample_depends_on_its_generator_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"crop": (0, 5)}, r"crop is 0 5; expected 2 integers from 1"),
-        ({"scales": (2.0, 0.5)}, r"scales is 2\.0 0\.5; expected the smallest, then the largest, from 1/16 to 16"),
-        ({"scales": (0.0, 1.0)}, r"scales is 0\.0 1\.0"),
-        ({"scale_step": 0.0}, r"scale_step is 0\.0; expected a number of 0\.0009765625 or more, or none"),
-        ({"flip": 1.5}, r"flip is 1\.5; expected a number from 0 to 1"),
-        ({"brightness": -1.0}, r"brightness is -1\.0; expected a number from 0 to 255"),
-        ({"contrast": 2.0}, r"contrast is 2\.0; expected a number from 0 to 1"),
-        ({"saturation": float("nan")}, r"saturation is nan; expected a number from 0 to 1"),
+        ({"crop": (0, 5)}, r"crop is \(0, 5\); expected greater than or equal to 1"),
+        ({"scales": (2.0, 0.5)}, r"scales is \(2\.0, 0\.5\); expected the smallest, then the largest, from 1/16"),
+        ({"scales": (0.0, 1.0)}, r"scales is \(0\.0, 1\.0\)"),
+        ({"scale_step": 0.0}, r"scale_step is 0\.0; expected greater than or equal to 0\.0009765625"),
+        ({"flip": 1.5}, r"flip is 1\.5; expected less than or equal to 1"),
+        ({"brightness": -1.0}, r"brightness is -1\.0; expected greater than or equal to 0"),
+        ({"contrast": 2.0}, r"contrast is 2\.0; expected less than or equal to 1"),
+        ({"saturation": float("nan")}, r"saturation is nan; expected a finite number"),
     ],
 )
 def test_bad_settings_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Augmentation(**{"crop": (8, 8), **options})
+        Augmentation.read({"crop": (8, 8), **options})
 
 
 def test_padding_keeps_the_image_and_ignores_the_rest() -> None:

@@ -8,17 +8,10 @@ import torch
 from PIL import Image
 
 from caaseg.data.decode import read_mask
-from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, read_note, save_labels, save_overlay
+from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, save_labels, save_overlay
 from caaseg.drawing.overlays import overlay
 
 PALETTE = ((10, 20, 30), (200, 0, 0), (0, 200, 0))
-
-
-def test_the_note_of_an_image_above_pillow_s_limit_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_labels(np.zeros((9, 9), np.uint8), [(0, 0, 0)], tmp_path / "a.png", "made")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    assert read_note(tmp_path / "a.png") == "made"
-    assert Image.MAX_IMAGE_PIXELS == 10
 
 
 def test_labels_are_an_indexed_png_of_class_ids(tmp_path: Path) -> None:
@@ -28,20 +21,9 @@ def test_labels_are_an_indexed_png_of_class_ids(tmp_path: Path) -> None:
         assert image.mode == "P"
         assert np.array_equal(np.array(image), labels)
         assert np.array_equal(np.array(image.convert("RGB")), np.array(PALETTE, dtype=np.uint8)[labels])
+        assert image.info["caaseg"] == "made by hand"
     assert (tmp_path / "a.png").read_bytes()[24] == 8  # bits per value: not packed
     assert np.array_equal(read_mask(tmp_path / "a.png"), labels)
-    assert read_note(tmp_path / "a.png") == "made by hand"
-
-
-def test_other_files_have_no_note(tmp_path: Path) -> None:
-    assert read_note(tmp_path / "none.png") is None
-    (tmp_path / "text.png").write_text("not an image")
-    assert read_note(tmp_path / "text.png") is None
-    Image.new("L", (2, 2)).save(tmp_path / "plain.png")
-    assert read_note(tmp_path / "plain.png") is None
-    save_labels(np.zeros((50, 50), np.uint8), PALETTE, tmp_path / "cut.png", "note")
-    (tmp_path / "cut.png").write_bytes((tmp_path / "cut.png").read_bytes()[:30])
-    assert read_note(tmp_path / "cut.png") is None
 
 
 def test_an_overlay_drawn_in_bands_is_the_overlay(tmp_path: Path) -> None:

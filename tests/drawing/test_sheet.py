@@ -55,7 +55,7 @@ def test_scenes_are_shown_without_a_root(tmp_path: Path, capsys: pytest.CaptureF
         assert len(np.unique(np.array(sheet.convert("RGB")).reshape(-1, 3), axis=0)) > 1000
 
 
-@pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not beside the repository, at ../shared/data/camvid")
+@pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not at ../shared/data/camvid")
 def test_camvid_is_shown(tmp_path: Path) -> None:
     out = tmp_path / "sheet.png"
     assert main(["data", "show", "camvid", "--root", str(CAMVID), "--samples", "2", "--out", str(out)]) == 0
@@ -66,8 +66,8 @@ def test_camvid_is_shown(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["camvid", "--out", "x.png"], "camvid needs the directory of its files; give it as --root"),
-        (["scenes", "--out", "x.txt"], "--out is x.txt; expected a file name that ends in .png, .svg or .pdf"),
-        (["scenes", "--out", "x.png", "--samples", "0"], "--samples is 0; expected an integer of 1 or more"),
+        (["scenes", "--out", "x.txt"], "--out is 'x.txt'; expected a file name that ends in .png, .svg or .pdf"),
+        (["scenes", "--out", "x.png", "--samples", "0"], "--samples is 0; expected greater than or equal to 1"),
         (["scenes", "--out", "x.png", "--split", "all"], "scenes: split is 'all'; expected any of train, val, test"),
     ],
 )

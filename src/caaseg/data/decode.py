@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from caaseg.data.sample import BadFileError
@@ -40,27 +40,38 @@ def read_image(path: Path, *, max_pixels: int = MAX_PIXELS) -> Tensor:
         return image_to_tensor(image, str(path))
 
 
+def read_size(path: Path) -> tuple[int, int]:
+    """Return height and width of an image after EXIF rotation, without decoding its pixels."""
+    with _open(path, IMAGE_FORMATS, "an image") as image:
+        width, height = image.size
+        is_turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+    return (width, height) if is_turned else (height, width)
+
+
 def image_to_tensor(image: Image.Image, source: str) -> Tensor:
     """Convert an open image like `read_image`; `source` names it in error messages."""
     pixels = np.array(_to_rgb(_exif_rotated(image), source))  # (H, W, 3), a copy: Pillow's buffer is read-only
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def read_mask(path: Path, *, black_and_white: bool = False, advice: str = COLOR_ADVICE) -> NDArray[Any]:
+def read_mask(
+    path: Path, *, gray_rgb: bool = False, black_and_white: bool = True, advice: str = COLOR_ADVICE
+) -> NDArray[Any]:
     """Read the stored values of an index or palette mask, (H, W): uint8, or wider for 16-bit and 32-bit files.
 
     Args:
         path: mask file.
-        black_and_white: also accept RGB masks that contain only black and white, as 0 and 255.
+        gray_rgb: also accept RGB masks whose three channels are equal.
+        black_and_white: accept such masks even if they contain only black and white, read as 0 and 255.
         advice: what to do about a color mask; the end of the error message.
     """
     with _open(path, MASK_FORMATS, "a mask") as opened:
         packing = PACKED_GRAY.get(_raw_mode(opened), 1)
         image = _exif_rotated(opened)
-        if image.mode == "LA" or (image.mode == "RGBA" and black_and_white):
+        if image.mode == "LA" or (image.mode == "RGBA" and gray_rgb):
             image = _drop_opaque_alpha(image, path)
-        if image.mode == "RGB" and black_and_white:
-            return _black_and_white_values(image, path, advice)
+        if image.mode == "RGB" and gray_rgb:
+            return _gray_values(image, path, black_and_white, advice)
         if image.mode not in ("1", "L", "P", "I", *SIXTEEN_BIT):
             raise BadFileError(
                 f"{path}: a mask of mode {image.mode}; expected one channel of class ids or a palette; {advice}"
@@ -153,15 +164,18 @@ def _drop_opaque_alpha(image: Image.Image, path: Path) -> Image.Image:
     return image.convert(image.mode.removesuffix("A"))
 
 
-def _black_and_white_values(image: Image.Image, path: Path, advice: str) -> NDArray[np.uint8]:
-    """Return 0 for black and 255 for white pixels of an RGB mask, (H, W); any other color is an error."""
+def _gray_values(image: Image.Image, path: Path, black_and_white: bool, advice: str) -> NDArray[np.uint8]:
+    """Return the values of an RGB mask with equal channels, (H, W)."""
     red, green, blue = (np.array(channel) for channel in image.split())
-    other = (red != green) | (green != blue) | ((red != 0) & (red != 255))
-    if other.any():
-        color = tuple(int(channel[other][0]) for channel in (red, green, blue))
+    colored = (red != green) | (green != blue)
+    if not black_and_white and not colored.any() and (red == 255).any() and ((red == 0) | (red == 255)).all():
+        colored = red == 255
+    if colored.any():
+        color = tuple(int(channel[colored][0]) for channel in (red, green, blue))
+        expected = "a palette, or equal channels" if black_and_white else "or a palette"
         raise BadFileError(
-            f"{path}: a mask of mode RGB with the color {color}; expected one channel of class ids, a palette, or "
-            f"only black and white; {advice}"
+            f"{path}: a mask of mode RGB with the color {color}; expected one channel of class ids, {expected}; "
+            f"{advice}"
         )
     return red
 

@@ -1,11 +1,14 @@
 """Joint transforms of image and label: random augmentation for training, padding for evaluation. All uint8.
 
+A rotation, if any, turns the whole image first.
+
 Random scale and crop are done without building the scaled image: only the source window that the crop shows is read
 and resized, so the cost is the same at every scale. The grid of the scaled image starts at the corner of that window,
 on an integer source pixel. The result equals scaling and then cropping, except in the outermost row and column of the
 crop (several above scale 3), where the filter does not see pixels outside the window.
 """
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -13,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from PIL import Image, ImageFilter
 from torch import Tensor
 
 from caaseg.config import Augmentation
@@ -29,7 +33,9 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 LUMA = (0.299, 0.587, 0.114)
+RGB_TO_YIQ = (LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312))  # luma and two color differences
 BRIGHTNESS_PROBABILITY = 0.5
+MAX_BLUR = 2.0  # standard deviation in pixels
 
 
 class AugmentationParams(NamedTuple):
@@ -42,11 +48,16 @@ class AugmentationParams(NamedTuple):
     brightness: float  # added to every value
     contrast: float  # factor of the difference from mid-gray
     saturation: float  # factor of the difference from gray of the same luma
+    hue: float = 0.0  # rotation of the colors around gray, as a fraction of the circle
+    blur: float = 0.0  # standard deviation in pixels of the crop
+    rotation: float = 0.0  # degrees, counterclockwise
 
 
 def draw_params(augmentation: Augmentation, rng: np.random.Generator) -> AugmentationParams:
     """Draw random parameters. Each one uses its own random number, so that no option changes the others."""
-    scale, down, right, flip, bright, brightness, contrast, saturation = rng.random(8).tolist()
+    # New numbers are drawn at the end, so that the others stay the same.
+    scale, down, right, flip, bright, brightness, contrast, saturation, *others = rng.random(13).tolist()
+    hue, grayscale, blurred, blur, rotation = others
     return AugmentationParams(
         scale=_scale_at(augmentation, scale),
         down=down,
@@ -54,7 +65,10 @@ def draw_params(augmentation: Augmentation, rng: np.random.Generator) -> Augment
         flip=flip < augmentation.flip,
         brightness=augmentation.brightness * (2 * brightness - 1) if bright < BRIGHTNESS_PROBABILITY else 0.0,
         contrast=1 + augmentation.contrast * (2 * contrast - 1),
-        saturation=1 + augmentation.saturation * (2 * saturation - 1),
+        saturation=0.0 if grayscale < augmentation.grayscale else 1 + augmentation.saturation * (2 * saturation - 1),
+        hue=augmentation.hue * (2 * hue - 1),
+        blur=MAX_BLUR * blur if blurred < augmentation.blur else 0.0,
+        rotation=augmentation.rotation * (2 * rotation - 1),
     )
 
 
@@ -75,6 +89,7 @@ def augment(sample: Sample, params: AugmentationParams, crop: tuple[int, int]) -
 
 def augment_into(sample: Sample, params: AugmentationParams, image: Tensor, label: Tensor) -> None:
     """Write the augmented sample to `image` (3, H, W) and `label` (H, W), both uint8, of the crop size."""
+    sample = rotate(sample, params.rotation)
     height, width = sample.label.shape
     scale = max(params.scale, -(-UNIT // min(height, width)))  # keep at least one pixel
     rows = _axis_window(height, label.shape[0], scale, params.down)
@@ -85,7 +100,7 @@ def augment_into(sample: Sample, params: AugmentationParams, image: Tensor, labe
         window = pixels[None].contiguous(memory_format=torch.channels_last)  # makes resizing twice as fast
         pixels = F.interpolate(window, scale_factor=scale / UNIT, mode="bilinear", antialias=True)[0]
         pixels = pixels[:, : len(rows.nearest), : len(columns.nearest)]  # the window was rounded up to integer pixels
-    pixels = _jitter_color(pixels, params)
+    pixels = _blur(_jitter_color(pixels, params), params.blur)
     target, nearest = columns.target, columns.nearest
     if params.flip:
         pixels, nearest = pixels.flip(-1), nearest[::-1]
@@ -96,6 +111,31 @@ def augment_into(sample: Sample, params: AugmentationParams, image: Tensor, labe
         label.fill_(IGNORE)
     image[:, rows.target, target] = pixels
     label.numpy()[rows.target, target] = sample.label.numpy()[rows.nearest][:, nearest]  # faster than torch indexing
+
+
+def rotate(sample: Sample, degrees: float) -> Sample:
+    """Rotate a sample around its center, at the same size: bilinear image, nearest-neighbor label.
+
+    Corners that the image does not cover are IGNORE and have the mean color of the image.
+    """
+    if degrees == 0:
+        return sample
+    mean = sample.image.flatten(1).float().mean(1).round().int().tolist()
+    image = _as_pil(sample.image).rotate(degrees, Image.Resampling.BILINEAR, fillcolor=tuple(mean))
+    label = Image.fromarray(sample.label.numpy()).rotate(degrees, Image.Resampling.NEAREST, fillcolor=IGNORE)
+    return Sample(_as_tensor(image), torch.from_numpy(np.array(label)), sample.name)
+
+
+def _blur(image: Tensor, std: float) -> Tensor:
+    return image if std == 0 else _as_tensor(_as_pil(image).filter(ImageFilter.GaussianBlur(std)))
+
+
+def _as_pil(image: Tensor) -> Image.Image:
+    return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
+
+
+def _as_tensor(image: Image.Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 class AxisWindow(NamedTuple):
@@ -122,19 +162,30 @@ def _axis_window(length: int, crop: int, scale: int, position: float) -> AxisWin
 
 
 def _jitter_color(image: Tensor, params: AugmentationParams) -> Tensor:
-    if (params.brightness, params.contrast, params.saturation) == (0, 1, 1):
+    if (params.brightness, params.contrast, params.saturation, params.hue) == (0, 1, 1, 0):
         return image
     shift = (1 - params.contrast) * GRAY + params.brightness
-    if params.saturation == 1:  # independent of the other channels: a lookup table of 256 values is much faster
+    if (params.saturation, params.hue) == (1, 0):  # per channel: a lookup table of 256 values is much faster
         levels = (params.contrast * np.arange(256) + shift).round().clip(0, 255).astype(np.uint8)
         pixels = image.permute(1, 2, 0).contiguous()  # (H, W, 3), the memory order of decoders and interpolate
         changed = bytearray(pixels.numpy()).translate(levels.tobytes())
         return torch.frombuffer(changed, dtype=torch.uint8).view(pixels.shape).permute(2, 0, 1)
-    # Saturation, contrast and brightness are linear: one 3 x 3 matrix and a shift.
+    # Hue, saturation, contrast and brightness are linear: one 3 x 3 matrix and a shift.
     gray = torch.tensor([LUMA] * 3)
     mixing = params.contrast * (params.saturation * torch.eye(3) + (1 - params.saturation) * gray)
+    if params.hue != 0:
+        mixing = mixing @ _hue_rotation(params.hue)
     mixed = (mixing @ image.flatten(1).float()).add_(shift)
     return mixed.round_().clamp_(0, 255).to(torch.uint8).view(image.shape)
+
+
+def _hue_rotation(turns: float) -> Tensor:
+    """Return the 3 x 3 matrix of RGB colors that rotates the two color differences and keeps the luma."""
+    to_yiq = torch.tensor(RGB_TO_YIQ)
+    cos, sin = math.cos(2 * math.pi * turns), math.sin(2 * math.pi * turns)
+    rotation = torch.tensor([[1, 0, 0], [0, cos, -sin], [0, sin, cos]])
+    matrix: Tensor = torch.linalg.solve(to_yiq, rotation @ to_yiq)
+    return matrix
 
 
 def pad(sample: Sample, size: tuple[int, int]) -> Sample:

@@ -1,6 +1,5 @@
 """Files of a prediction: label map as PNG, overlay as JPEG or PNG, class probabilities as .npy."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +11,6 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from caaseg.data.decode import pillow_pixel_limit
 from caaseg.data.sample import Color
 from caaseg.drawing.overlays import overlay
 from caaseg.files import atomic_write
@@ -29,7 +27,7 @@ def save_labels(labels: NDArray[np.uint8], palette: Sequence[Color], path: Path,
         labels: class ids, (H, W).
         palette: color of class k at position k; other values are black.
         path: file name that ends in .png.
-        note: text stored in the file's metadata; `read_note` returns it.
+        note: text stored in the file's metadata; Pillow returns it as image.info["caaseg"].
     """
     image = Image.fromarray(labels)
     colors = [value for color in palette for value in color]
@@ -38,16 +36,6 @@ def save_labels(labels: NDArray[np.uint8], palette: Sequence[Color], path: Path,
     metadata.add_text("caaseg", note)
     with atomic_write(path) as temporary:
         image.save(temporary, pnginfo=metadata)
-
-
-def read_note(path: Path) -> str | None:
-    """Return the note stored in a label file, or None if the file is missing or was not written by `save_labels`."""
-    try:
-        with pillow_pixel_limit(sys.maxsize), Image.open(path, formats=("PNG",)) as image:  # reads no pixels
-            note = image.info.get("caaseg")
-    except (OSError, SyntaxError, ValueError):
-        return None
-    return note if isinstance(note, str) else None
 
 
 def exceeds_jpeg_limit(size: tuple[int, int]) -> bool:

@@ -1,4 +1,4 @@
-"""Contact sheet of a dataset: each image beside its label overlay, with a legend."""
+"""Contact sheet of a dataset: each image next to its label overlay, with a legend."""
 
 from collections.abc import Sequence
 

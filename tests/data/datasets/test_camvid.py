@@ -71,9 +71,10 @@ def test_an_unknown_split_and_a_missing_list_are_reported(tmp_path: Path) -> Non
         CamVid(tmp_path, "trainval")
     with pytest.raises(BadFileError, match=r"val\.txt: no such file; expected the split's list of names; run"):
         CamVid(tmp_path, "val")
-    (tmp_path / "val.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadFileError, match=r"val\.txt: cannot be read as a list of names"):
-        CamVid(tmp_path, "val")
+    for content, reason in ((b"\xff\xfe", "'utf-8' codec"), (b"a\x00b\n", "it has a null byte")):
+        (tmp_path / "val.txt").write_bytes(content)
+        with pytest.raises(BadFileError, match=rf"val\.txt: cannot be read as a list of names \({reason}"):
+            CamVid(tmp_path, "val")
 
 
 @pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not at ../shared/data/camvid")

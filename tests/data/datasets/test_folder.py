@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from caaseg.cli import main
 from caaseg.data.catalogue import open_dataset
-from caaseg.data.datasets.folder import Folder, MaskClasses, read_mask_classes, splits_in
+from caaseg.data.datasets.folder import Folder, read_mask_classes, splits_in
+from caaseg.data.datasets.mask_classes import MaskClasses
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data import trees
 
@@ -79,7 +81,7 @@ def test_an_image_in_two_lists_is_refused(tmp_path: Path, again: str) -> None:
     trees.write_lines(tmp_path / "val.txt", [again, "c"])
     trees.write_lines(tmp_path / "test.txt", ["d"])
     for split in ("train", "val"):
-        with pytest.raises(BadFileError, match=r"images in both train\.txt and val\.txt: b.*; expected.*; remove each"):
+        with pytest.raises(BadFileError, match=r"images in both train\.txt and val\.txt: b.*; expected.*; list each"):
             open_dataset("folder", tmp_path, split)
     assert len(open_dataset("folder", tmp_path, "test")) == 1
     trees.write_lines(tmp_path / "val.txt", ["c"])
@@ -93,7 +95,7 @@ def test_an_image_in_two_lists_is_refused(tmp_path: Path, again: str) -> None:
 def test_a_list_without_train_txt_is_an_error(tmp_path: Path) -> None:
     make(tmp_path, 0, 1, names=["a", "b", "c"], classes="classes: [x, y]")
     trees.write_lines(tmp_path / "val.txt", ["a"])
-    with pytest.raises(BadFileError, match=r"val\.txt: no train\.txt next to it; write one, or remove this list too"):
+    with pytest.raises(BadFileError, match=r"val\.txt: no train\.txt next to it; write one too"):
         open_dataset("folder", tmp_path, "train")
 
 
@@ -201,7 +203,7 @@ def test_black_and_white_in_colors_among_class_ids_is_refused_never_ignored(
     train = Folder(tmp_path, "train")
     assert train.classes == ("0", "1")
     assert "values 0, 1; nothing is ignored" in caplog.text
-    with pytest.raises(BadFileError, match=r"a mask of mode RGB; expected one channel .* in classes\.yaml"):
+    with pytest.raises(BadFileError, match=r"a mask of mode RGB with the color \(255, .* in classes\.yaml"):
         train[0]
 
 
@@ -232,7 +234,7 @@ def test_classes_of_index_masks_are_inferred_and_logged(tmp_path: Path, caplog: 
     dataset = Folder(tmp_path, "train")
     assert dataset.classes == ("0", "1", "7")
     assert trees.values_in(dataset[0].label) == [0, 1, 2, IGNORE]
-    assert "found 3 classes in the masks, values 0, 1, 7; 255 is ignored; write" in caplog.text
+    assert "found 3 classes in the masks, values 0, 1, 7; 255 is ignored; run caaseg data init" in caplog.text
 
 
 def test_an_unreadable_mask_does_not_hide_the_others(tmp_path: Path) -> None:
@@ -275,12 +277,6 @@ def test_rgb_masks_go_through_the_color_table(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "masks" / f"{dataset.pairs[0].name}.png")
     with pytest.raises(BadFileError, match=r"colors \(1, 2, 3\) are outside the color table; .* under ignore"):
         dataset[0]
-    (tmp_path / "classes.yaml").unlink()
-    advice = r"give the color of each class in classes\.yaml, such as: classes: \{background: \[0, 0, 0\], cat: \[192"
-    with pytest.raises(
-        BadFileError, match=rf"a mask of mode RGB with the color \(\d+, .*only black and white;.*{advice}"
-    ):
-        Folder(tmp_path, "train")
 
 
 def test_mask_classes_can_be_given(tmp_path: Path) -> None:
@@ -294,6 +290,7 @@ def test_mask_classes_can_be_given(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("classes: [a", "cannot be read as YAML"),
+        ("classes: &a [*a]", "aliases are not supported"),
         ("names: [a]", "expected only classes: and optionally ignore:"),
         ("classes: [a]\nother: 1", "expected only classes: and optionally ignore:"),
         ("classes: 3", "classes is 3; expected names, or names with values or colors"),
@@ -330,11 +327,11 @@ def test_missing_partners_and_directories_are_reported(tmp_path: Path) -> None:
 
 def test_masks_without_classes_and_with_too_many_are_reported(tmp_path: Path) -> None:
     make(tmp_path / "nothing", 255)
-    with pytest.raises(BadFileError, match=r"masks: no mask with a value other than 255"):
+    with pytest.raises(BadFileError, match=r"nothing: no mask with a value other than 255"):
         Folder(tmp_path / "nothing", "train")
     make(tmp_path / "much", 0, names=["a", "b"])
     Image.fromarray(np.arange(300, dtype=np.uint16).reshape(15, 20)).save(tmp_path / "much" / "masks" / "a.png")
-    with pytest.raises(BadFileError, match=r"masks: 299 different values up to 299; expected at most 254 classes"):
+    with pytest.raises(BadFileError, match=r"much: masks with 299 different values up to 299; expected at most 254"):
         Folder(tmp_path / "much", "train")
 
 
@@ -343,3 +340,105 @@ def test_hidden_files_are_skipped(tmp_path: Path) -> None:
     trees.save_image(tmp_path / "images" / ".ipynb_checkpoints" / "a-checkpoint.png")
     trees.save_image(tmp_path / "images" / "._a.png")
     assert sorted(names_of(Folder(tmp_path, "train")) + names_of(Folder(tmp_path, "val"))) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("images", "masks"),
+    [
+        ("images/{split}/{name}.jpg", "labels/{split}/{name}.png"),
+        ("{split}/images/{name}.jpg", "{split}/masks/{name}.png"),
+        ("{split}/images/{name}.jpg", "{split}/labels/{name}_mask.png"),
+        ("images/{split}/{name}.jpg", "annotations/{split}/{name}_gt.png"),
+    ],
+)
+def test_common_directory_trees_and_names_of_masks_are_found(tmp_path: Path, images: str, masks: str) -> None:
+    for split, name in (("train", "a"), ("train", "b_gt"), ("valid", "a")):
+        trees.save_image(tmp_path / images.format(split=split, name=name))
+        trees.save_mask(tmp_path / masks.format(split=split, name=name), trees.values_of(0, 1))
+    assert splits_in(tmp_path) == ("train", "val")
+    assert names_of(Folder(tmp_path, "train")) == ["train/a", "train/b_gt"]
+    assert names_of(Folder(tmp_path, "val")) == ["val/a"]
+    for split in ("train", "val"):
+        dataset = open_dataset("folder", tmp_path, split)
+        assert trees.values_in(dataset[0].label) == [0, 1]
+    mask = tmp_path / masks.format(split="train", name="a")
+    mask.unlink()
+    missing = Folder(tmp_path, "train").missing()
+    assert [path.parent for path in missing] == [mask.parent]
+
+
+def test_two_masks_of_one_image_are_an_error(tmp_path: Path) -> None:
+    make(tmp_path, 0, 1, names=["a", "b"], classes="classes: [x, y]")
+    trees.save_mask(tmp_path / "masks" / "a_mask.png", trees.values_of(0))
+    with pytest.raises(BadFileError, match=r"a_mask\.png: a\.png is a mask of the same image; expected one mask per"):
+        Folder(tmp_path, "train")
+
+
+def test_rgb_masks_with_equal_channels_hold_class_ids(tmp_path: Path) -> None:
+    make(tmp_path, 0, 1, 2, 255)
+    gray = Folder(tmp_path, "train")
+    labels = [sample.label for sample in (gray[k] for k in range(len(gray)))]
+    for path in (tmp_path / "masks").iterdir():
+        Image.open(path).convert("RGB").save(path)
+    colored = Folder(tmp_path, "train")
+    assert colored.classes == ("0", "1", "2")
+    assert all(colored[k].label.equal(label) for k, label in enumerate(labels))
+
+
+def test_every_color_becomes_a_class_without_a_classes_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, 0, names=["a", "b"])
+    colors = np.array([(0, 0, 0), (192, 0, 0), (0, 128, 0)], dtype=np.uint8)
+    for path in (tmp_path / "masks").iterdir():
+        Image.fromarray(colors[trees.values_of(0, 1, 2)]).save(path)
+    dataset = Folder(tmp_path, "train")
+    assert dataset.classes == ("#000000", "#008000", "#c00000")
+    assert dataset.palette == ((0, 0, 0), (0, 128, 0), (192, 0, 0))
+    assert trees.values_in(dataset[0].label) == [0, 1, 2]
+    assert "found 3 colors in the masks, one class each: #000000, #008000, #c00000" in caplog.text
+    noise = np.random.default_rng(0).integers(0, 256, (12, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "masks" / "a.png")
+    with pytest.raises(BadFileError, match=r"masks with 4\d\d different colors; expected one color per class"):
+        Folder(tmp_path, "train")
+
+
+def test_classes_are_read_by_value_too(tmp_path: Path) -> None:
+    make(tmp_path, 0, 7, classes="classes: {0: background, 7: cat}")
+    dataset = Folder(tmp_path, "train")
+    assert dataset.classes == ("background", "cat")
+    assert trees.values_in(dataset[0].label) == [0, 1]
+
+
+def test_data_init_lists_the_values_and_writes_classes_to_edit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make(tmp_path, 0, 0, 0, 4, 255)
+    assert main(["data", "init", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "60." in printed
+    assert "values in 20 masks" in printed
+    text = (tmp_path / "classes.yaml").read_text()
+    assert "  class_1: 4  # 19.79% of the pixels, in 20 of 20 masks" in text
+    dataset = Folder(tmp_path, "train")
+    assert dataset.classes == ("class_0", "class_1")
+    assert trees.values_in(dataset[0].label) == [0, 1, IGNORE]
+    assert main(["data", "init", str(tmp_path)]) == 2
+    assert "already exists; edit it" in capsys.readouterr().err
+
+
+def test_data_init_of_black_and_white_and_of_color_masks(tmp_path: Path) -> None:
+    make(tmp_path / "binary", 0, 255)
+    assert main(["data", "init", str(tmp_path / "binary")]) == 0
+    assert read_mask_classes(tmp_path / "binary").classes == {"background": 0, "foreground": 255}
+    make(tmp_path / "colors", 0, names=["a", "b"])
+    for name in ("a", "b"):
+        colors = np.array([(0, 0, 0), (192, 0, 0)], dtype=np.uint8)
+        Image.fromarray(colors[trees.values_of(0, 1)]).save(tmp_path / "colors/masks" / f"{name}.png")
+    assert main(["data", "init", str(tmp_path / "colors")]) == 0
+    assert read_mask_classes(tmp_path / "colors").classes == {"class_0": (0, 0, 0), "class_1": (192, 0, 0)}
+
+
+def test_a_label_export_in_place_of_masks_gets_the_advice_to_import_it(tmp_path: Path) -> None:
+    trees.save_image(tmp_path / "images" / "a.jpg")
+    trees.write_lines(tmp_path / "labels" / "a.txt", ["0 0.1 0.1 0.2 0.2 0.3 0.1"])
+    with pytest.raises(BadFileError, match=r"labels: no masks found.*convert a label export with caaseg data import"):
+        Folder(tmp_path, "train")

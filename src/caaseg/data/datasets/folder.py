@@ -1,38 +1,23 @@
-"""Your own data: a directory with images/ and masks/, and one mask with the same name per image.
+"""Your own data: images and masks, and one mask with the same name per image.
 
-Splits come from lists (train.txt, val.txt, test.txt: one name per line), or else from subdirectories (images/train/,
-masks/train/, ...). With neither, a random fraction of the images, chosen by the seed, becomes val. An image that is in
-train and in another split is an error.
+The images are in images/ and the masks in masks/ (or labels/, annotations/). The name of a mask may have an ending such
+as _mask or _gt. Splits come from lists (train.txt, val.txt, test.txt: one name per line), or else from directories:
+images/train/ and masks/train/, or train/images/ and train/masks/. With neither, a random fraction of the images, chosen
+by the seed, becomes val. An image that is in train and in another split is an error.
 
-classes.yaml next to images/ and masks/ defines the values of the masks in one of three ways:
-
-    classes: [background, cat, dog]                     # values 0, 1, 2
-    classes: {background: 0, cat: 255}                  # any values, here those of a black and white mask
-    classes: {background: [0, 0, 0], cat: [192, 0, 0]}  # colors
-    ignore: [255]                                       # optional: values or colors to ignore
-
-Without that file the classes are inferred from all masks and logged. No value is ignored unless it is listed or
-inferred: a black and white mask with the first form is an error, not "background and ignore". Black and white masks
-saved as RGB are read as 0 and 255.
+classes.yaml defines the values of the masks: see mask_classes.py.
 """
 
 import hashlib
-import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import yaml
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from caaseg.data.datasets.info import DatasetInfo
+from caaseg.data.datasets.mask_classes import CLASSES_FILE, MaskClasses, infer_mask_classes, read_classes_file
 from caaseg.data.datasets.pairs import (
     IMAGE_SUFFIXES,
     MASK_SUFFIXES,
@@ -42,54 +27,32 @@ from caaseg.data.datasets.pairs import (
     files_by_stem,
     read_names,
 )
-from caaseg.data.decode import read_mask
-from caaseg.data.labels import MAX_CLASSES, ColorTable, LabelTable, abbreviate, distinct_colors
-from caaseg.data.sample import IGNORE, BadFileError, Color
+from caaseg.data.labels import abbreviate
+from caaseg.data.sample import BadFileError
 from caaseg.errors import CaasegError
 
-logger = logging.getLogger(__name__)
-
-CLASSES_FILE = "classes.yaml"
 SPLITS = ("train", "val", "test")
-BLACK_AND_WHITE = {0, 255}
-COLOR_ADVICE = (
-    f"save the mask this way, or give the color of each class in {CLASSES_FILE}, such as: "
-    "classes: {background: [0, 0, 0], cat: [192, 0, 0]}"
-)
-
-Value = int | Color
-"""Stored value of a class in a mask: an integer or a color."""
+SPLIT_DIRECTORIES = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""Split of each directory name."""
+MASK_DIRECTORIES = ("masks", "labels", "annotations")
+MASK_ENDINGS = ("_mask", "_masks", "_gt", "_label", "_labels", "_seg", "-mask", ".mask")
+"""Endings of mask names that the names of their images do not have."""
+EXPORT_SUFFIXES = (".txt", ".json", ".xml", ".csv")
 
 
-@dataclass(frozen=True)
-class MaskClasses:
-    """Classes and ignored values of the masks."""
+class Part(NamedTuple):
+    """A directory of images and a directory of masks."""
 
-    classes: dict[str, Value]
-    """Stored value of each class, in the order of class ids."""
-    ignore: tuple[Value, ...] = ()
-    black_and_white: bool = True
-    """Whether black and white RGB masks are read, as 0 and 255. False for inferred class ids, where 255 is unclear."""
-
-    def reader(self) -> Callable[[Path], NDArray[np.uint8]]:
-        """Return a function that reads the class ids of a mask file, (H, W)."""
-        ids = {value: k for k, value in enumerate(self.classes.values())} | dict.fromkeys(self.ignore, IGNORE)
-        integers = {value: k for value, k in ids.items() if isinstance(value, int)}
-        if len(integers) == len(ids):
-            table = LabelTable(integers, advice=f"correct the mask, or add them to {CLASSES_FILE}")
-            return partial(_read_ids, table=table, black_and_white=self.black_and_white)
-        return ColorTable({value: k for value, k in ids.items() if not isinstance(value, int)}).read
-
-    def palette(self) -> tuple[Color, ...]:
-        default = distinct_colors(len(self.classes))
-        return tuple(default[k] if isinstance(v, int) else v for k, v in enumerate(self.classes.values()))
+    split: str  # empty if the directories hold all splits
+    images: Path
+    masks: Path
 
 
 class Folder(PairDataset):
     """Images and masks in a directory. A test split may have no masks: its labels are all IGNORE.
 
     Args:
-        root: directory with images/ and masks/.
+        root: directory with images/ and masks/, or with such directories per split.
         split: train, val or test.
         mask_classes: values of the masks; by default read from classes.yaml, or inferred from the masks.
         val_fraction: fraction of the images in val if neither lists nor subdirectories define the splits.
@@ -105,27 +68,28 @@ class Folder(PairDataset):
         val_fraction: float = 0.1,
         seed: int = 0,
     ) -> None:
-        for directory in (root / "images", root / "masks"):
-            if not directory.is_dir():
-                raise CaasegError(f"{directory}: no such directory; expected images/ and masks/ in {root}; see --root")
+        parts = find_parts(root)
         for other in ("val.txt", "test.txt"):
             if (root / other).is_file() and not _has_lists(root):
-                raise BadFileError(f"{root / other}: no train.txt next to it; write one, or remove this list too")
+                raise BadFileError(f"{root / other}: no train.txt next to it; write one too")
         check_split(str(root), split, splits_in(root))
-        images, masks = _find_files(root / "images", IMAGE_SUFFIXES), _find_files(root / "masks", MASK_SUFFIXES)
+        images = find_images(parts)
+        masks = find_masks(parts, images)
         if not masks and split != "test":
-            raise _no_masks_error(root)
+            raise _no_masks_error(parts[0], images)
         mask_classes = mask_classes or read_mask_classes(root)
         names = _names(root, split, images, val_fraction, seed)
         has_masks = split != "test" or any(name in masks for name in names)
 
         def image_path(name: str) -> Path:
-            return images.get(name, root / "images" / f"{name}.jpg")
+            part, stem = _part_of(parts, name)
+            return images.get(name, part.images / f"{stem}.jpg")
 
-        pairs = []
-        for name in names:
-            mask = masks.get(name, root / "masks" / f"{name}.png") if has_masks else None
-            pairs.append(Pair(name, image_path(name), mask))
+        def mask_path(name: str) -> Path:
+            part, stem = _part_of(parts, name)
+            return masks.get(name, part.masks / f"{stem}.png")
+
+        pairs = [Pair(name, image_path(name), mask_path(name) if has_masks else None) for name in names]
         images_by_split = {split: {pair.name: pair.image for pair in pairs}}
         for other in splits_in(root):
             if other != split:
@@ -138,133 +102,93 @@ class Folder(PairDataset):
             palette=mask_classes.palette(),
             read_label=mask_classes.reader(),
             # Lists may omit files; otherwise every file should be in a pair.
-            file_globs=() if _has_lists(root) else ((root / "images", "**/*"), (root / "masks", "**/*")),
+            file_globs=()
+            if _has_lists(root)
+            else [(directory, "**/*") for part in parts for directory in (part.images, part.masks)],
             problems=_overlaps(root, split, images_by_split) if pairs else [_empty_split(root, split, len(images))],
         )
+
+
+def find_parts(root: Path) -> list[Part]:
+    """Return the directories of images and masks: one part, or one per split."""
+    parents = [("", root)]
+    if not (root / "images").is_dir():
+        parents = [
+            (split, root / name) for name, split in SPLIT_DIRECTORIES.items() if (root / name / "images").is_dir()
+        ]
+    if not parents:
+        raise CaasegError(
+            f"{root / 'images'}: no such directory; expected images/ and masks/ in {root}, or train/images/ and "
+            f"train/masks/; see --root; caaseg data import converts label exports"
+        )
+    parts = []
+    for split, parent in parents:
+        masks = next((parent / name for name in MASK_DIRECTORIES if (parent / name).is_dir()), parent / "masks")
+        if not masks.is_dir() and split != "test":
+            raise CaasegError(f"{masks}: no such directory; expected images/ and masks/ in {parent}; see --root")
+        parts.append(Part(split, parent / "images", masks))
+    return parts
+
+
+def find_images(parts: list[Part]) -> dict[str, Path]:
+    """Return the image files by name, such as train/a."""
+    return _named_files([(part, part.images) for part in parts], IMAGE_SUFFIXES)
+
+
+def find_masks(parts: list[Part], images: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the mask files by the name of their image; endings such as _mask are removed."""
+    masks = _named_files([(part, part.masks) for part in parts], MASK_SUFFIXES)
+    renamed: dict[str, Path] = {}
+    for name, path in masks.items():
+        stripped = (name.removesuffix(ending) for ending in MASK_ENDINGS if name.endswith(ending))
+        own = name if name in images else next((other for other in stripped if other in images), name)
+        if own in renamed:
+            raise BadFileError(f"{path}: {renamed[own].name} is a mask of the same image; expected one mask per image")
+        renamed[own] = path
+    return renamed
 
 
 def splits_in(root: Path) -> tuple[str, ...]:
     """Return the splits of a directory."""
     if _has_lists(root):
         return tuple(split for split in SPLITS if (root / f"{split}.txt").is_file())
-    if (root / "images" / "train").is_dir():
-        return tuple(split for split in SPLITS if (root / "images" / split).is_dir())
+    if _has_split_directories(root):
+        parent = root / "images" if (root / "images").is_dir() else root
+        found = {split for name, split in SPLIT_DIRECTORIES.items() if (parent / name).is_dir()}
+        return tuple(split for split in SPLITS if split in found)
     return ("train", "val")
 
 
 def read_mask_classes(root: Path) -> MaskClasses:
     """Read classes.yaml, or infer the classes from the masks if it does not exist."""
-    path = root / CLASSES_FILE
-    if not path.is_file():
-        return infer_mask_classes(root)
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadFileError(f"{path}: cannot be read as YAML ({error}); correct it or remove it") from error
-    if not isinstance(content, dict) or not content.get("classes") or content.keys() - {"classes", "ignore"}:
-        raise BadFileError(f"{path}: expected only classes: and optionally ignore:; correct it or remove it")
-    named, ignored = content["classes"], content.get("ignore")
-    ignored = [] if ignored is None else ignored
-    if not isinstance(named, list | dict):
-        raise BadFileError(f"{path}: classes is {named!r}; expected names, or names with values or colors")
-    if not isinstance(ignored, list):
-        raise BadFileError(f"{path}: ignore is {ignored!r}; expected a list such as [255]")
-    for name in named:
-        if not isinstance(name, str):  # YAML reads no and on as booleans
-            raise BadFileError(f"{path}: the name {name!r} is not text; put it in quotes")
-    values_by_name = named if isinstance(named, dict) else {name: value for value, name in enumerate(named)}
-    classes = {name: _parse_value(value, path) for name, value in values_by_name.items()}
-    ignore = tuple(_parse_value(value, path) for value in ignored)
-    values = [*classes.values(), *ignore]
-    if len({isinstance(value, int) for value in values}) > 1:
-        raise BadFileError(f"{path}: some values are integers and some are colors; expected one or the other")
-    if len(set(values)) < len(values) or len(classes) < len(named):
-        raise BadFileError(f"{path}: a name or a value occurs twice; expected each once")
-    if len(classes) > MAX_CLASSES:
-        raise BadFileError(f"{path}: {len(classes)} classes; expected at most {MAX_CLASSES}")
-    return MaskClasses(classes, ignore)
-
-
-def _parse_value(value: Any, path: Path) -> Value:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 16:
-        return value
-    if isinstance(value, list) and len(value) == 3 and all(type(part) is int and 0 <= part <= 255 for part in value):
-        return value[0], value[1], value[2]
-    raise BadFileError(f"{path}: {value!r} is not a mask value; expected an integer or a color such as [192, 0, 0]")
-
-
-def infer_mask_classes(root: Path) -> MaskClasses:
-    """Infer the classes by reading every mask, and log the result.
-
-    Masks of 0 and 255 only are black and white: two classes, never "one class and ignore". Unreadable masks are skipped
-    here and reported when they are loaded. So are color masks, unless all masks are black and white.
-    """
-    masks = _find_files(root / "masks", MASK_SUFFIXES).values()
+    if (root / CLASSES_FILE).is_file():
+        return read_classes_file(root / CLASSES_FILE)
+    parts = find_parts(root)
+    masks = [path for part in parts if part.masks.is_dir() for path in _find_files(part.masks, MASK_SUFFIXES).values()]
     if not masks:
-        raise _no_masks_error(root)
-    return _infer(root, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in masks))
+        raise _no_masks_error(parts[0], find_images(parts))
+    return infer_mask_classes(root, masks)
 
 
-@lru_cache(maxsize=4)
-def _infer(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> MaskClasses:
-    """Infer the classes from (path, modification time, size) of each mask: cached for all splits until one changes."""
-    values, errors = _values_in(path for path, _, _ in masks)
-    if errors and values <= BLACK_AND_WHITE:
-        more, errors = _values_in(errors, black_and_white=True)
-        values |= more
-    if errors and not values:
-        raise next(iter(errors.values()))
-    advice = f"write {root / CLASSES_FILE} to name the classes or to change this"
-    if values == BLACK_AND_WHITE:
-        logger.warning(
-            "%s: the masks hold only 0 and 255: read as two classes, background (0) and foreground (255), "
-            "with nothing ignored; %s",
-            root,
-            advice,
-        )
-        return MaskClasses({"background": 0, "foreground": 255})
-    classes = sorted(values - {IGNORE})
-    if not classes:
-        raise BadFileError(f"{root / 'masks'}: no mask with a value other than {IGNORE} (ignore); expected class ids")
-    if len(classes) > MAX_CLASSES or classes[-1] >= 1 << 16:
-        raise BadFileError(
-            f"{root / 'masks'}: {len(classes)} different values up to {classes[-1]}; expected at most {MAX_CLASSES} "
-            f"classes; {advice}"
-        )
-    ignored = f"{IGNORE} is ignored" if IGNORE in values else "nothing is ignored"
-    listed = ", ".join(map(str, classes))
-    logger.warning("%s: found %d classes in the masks, values %s; %s; %s", root, len(classes), listed, ignored, advice)
-    ignore = (IGNORE,) if IGNORE in values else ()
-    return MaskClasses({str(value): value for value in classes}, ignore, black_and_white=values <= BLACK_AND_WHITE)
-
-
-def _values_in(paths: Iterable[Path], *, black_and_white: bool = False) -> tuple[set[int], dict[Path, BadFileError]]:
-    """Return the values of all masks, and the error of each unreadable mask."""
-
-    def values_of(path: Path) -> tuple[Path, set[int] | BadFileError]:
-        try:
-            return path, set(np.unique(_read_values(path, black_and_white)).tolist())
-        except BadFileError as error:
-            return path, error
-
-    values: set[int] = set()
-    errors: dict[Path, BadFileError] = {}
-    with ThreadPoolExecutor() as threads:
-        for path, result in threads.map(values_of, paths):
-            if isinstance(result, BadFileError):
-                errors[path] = result
+def _named_files(directories: list[tuple[Part, Path]], suffixes: tuple[str, ...]) -> dict[str, Path]:
+    """Return the files of all parts by name. The first directory of a name is train, val or test if it is a split."""
+    found = {}
+    for part, directory in directories:
+        has_splits = part.split == "" and (directory / "train").is_dir()
+        for stem, path in _find_files(directory, suffixes).items():
+            first, slash, rest = stem.partition("/")
+            if part.split:
+                name = f"{part.split}/{stem}"
             else:
-                values |= result
-    return values, errors
+                name = f"{SPLIT_DIRECTORIES.get(first, first)}/{rest}" if has_splits and slash else stem
+            found[name] = path
+    return found
 
 
-def _read_values(path: Path, black_and_white: bool) -> NDArray[Any]:
-    return read_mask(path, black_and_white=black_and_white, advice=COLOR_ADVICE)
-
-
-def _read_ids(path: Path, *, table: LabelTable, black_and_white: bool) -> NDArray[np.uint8]:
-    """Read class ids. Not a closure, because spawned workers receive it pickled."""
-    return table.apply(_read_values(path, black_and_white), path)
+def _part_of(parts: list[Part], name: str) -> tuple[Part, str]:
+    """Return the part that a name belongs to, and the rest of the name."""
+    split, _, stem = name.partition("/")
+    return next(((part, stem) for part in parts if part.split and part.split == split), (parts[0], name))
 
 
 def _find_files(directory: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
@@ -275,6 +199,10 @@ def _find_files(directory: Path, suffixes: tuple[str, ...]) -> dict[str, Path]:
             for stem, path in files_by_stem(parent, suffixes).items():
                 found[(parent / stem).relative_to(directory).as_posix()] = path
     return found
+
+
+def _has_split_directories(root: Path) -> bool:
+    return ((root / "images" if (root / "images").is_dir() else root) / "train").is_dir()
 
 
 def _has_lists(root: Path) -> bool:
@@ -288,7 +216,7 @@ def _names(root: Path, split: str, images: dict[str, Path], val_fraction: float,
         suffixes = IMAGE_SUFFIXES + MASK_SUFFIXES
         return [Path(n).with_suffix("").as_posix() if Path(n).suffix.lower() in suffixes else n for n in lines]
     names = sorted(images)
-    if (root / "images" / "train").is_dir():
+    if _has_split_directories(root):
         return [name for name in names if name.startswith(f"{split}/")]
     if not 0 < val_fraction < 1:
         raise CaasegError(f"val_fraction is {val_fraction}; expected a number between 0 and 1")
@@ -300,16 +228,18 @@ def _names(root: Path, split: str, images: dict[str, Path], val_fraction: float,
     return [name for name in names if (name in val) == (split == "val")]
 
 
-def _no_masks_error(root: Path) -> BadFileError:
-    directory = root / "masks"
+def _no_masks_error(part: Part, images: Mapping[str, Path]) -> BadFileError:
+    directory = part.masks
     suffixes = _count_suffixes(directory)
-    if not _find_files(root / "images", IMAGE_SUFFIXES):
-        advice = f"put images into {root / 'images'}, which has none either, and their masks here"
+    if not images:
+        advice = f"put images into {part.images}, which has none either, and their masks here"
     elif suffixes.keys() & {".jpg", ".jpeg"}:
         advice = (
             "JPEG changes the values and is refused: export the masks again as PNG; converting the JPEG files would "
             "keep the changed values"
         )
+    elif suffixes.keys() & set(EXPORT_SUFFIXES):
+        advice = "convert a label export with caaseg data import"
     else:
         advice = "save the masks as PNG and put them here"
     return BadFileError(
@@ -332,7 +262,7 @@ def _empty_split(root: Path, split: str, number: int) -> str:
     directory = directory / split if number else directory
     return (
         f"{directory}: no images found, {_format_counts(_count_suffixes(directory))}; expected files that end in "
-        f"{', '.join(IMAGE_SUFFIXES)}; put at least one here for each split, or remove the directory of an unused split"
+        f"{', '.join(IMAGE_SUFFIXES)}; put at least one here"
     )
 
 
@@ -349,7 +279,7 @@ def _overlaps(root: Path, split: str, images_by_split: Mapping[str, Mapping[str,
             sources = f"train.txt and {other}.txt" if _has_lists(root) else f"train and {other}"
             yield (
                 f"{root}: images in both {sources}: {abbreviate(names)}; expected each in one split, because scores on "
-                "training images are too high; remove each from one of the two"
+                "training images are too high; list each in one of the two"
             )
 
 

@@ -22,6 +22,8 @@ class Archive:
     """Web page for downloading by hand."""
     sha1: str | None = None
     """Checksum, if known."""
+    max_gigabytes: int
+    """A larger download is another file."""
     optional: bool = False
     """Used if it exists, never downloaded."""
     replaced_by: tuple[str, ...] = ()

@@ -99,12 +99,14 @@ def check_split(dataset: str, split: str, known: Iterable[str]) -> None:
 def read_names(path: Path, advice: str) -> list[str]:
     """Read a list of names, one per line; `advice` says what to do if the file is missing."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
+        if "\0" in text:
+            raise ValueError("it has a null byte, which no file name has")
     except FileNotFoundError:
         raise BadFileError(f"{path}: no such file; expected the split's list of names; {advice}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise BadFileError(f"{path}: cannot be read as a list of names ({error}); {advice}") from error
-    return [line.strip() for line in lines if line.strip()]
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def file_names(directory: Path) -> set[str]:

@@ -148,6 +148,7 @@ def _lists(root: Path, names: dict[str, list[str]], source: str) -> dict[Path, s
 
 MAT_ARCHIVE = Archive(
     file="trainval.tar.gz",
+    max_gigabytes=1,
     contents={"trainval": str(MAT_LABELS)},
     page="cs.stanford.edu/~roozbeh/pascal-context",
     optional=True,
@@ -163,6 +164,7 @@ INFO = DatasetInfo(
     archives=(
         Archive(
             file="VOCtrainval_03-May-2010.tar",
+            max_gigabytes=3,
             contents={path.as_posix(): path.as_posix() for path in (IMAGES, MAT_LISTS)},
             address="http://host.robots.ox.ac.uk/pascal/VOC/voc2010/VOCtrainval_03-May-2010.tar",
             sha1="bf9985e9f2b064752bf6bd654d89f017c76c395a",
@@ -170,6 +172,7 @@ INFO = DatasetInfo(
         MAT_ARCHIVE,
         Archive(
             file=str(JSON_LABELS),
+            max_gigabytes=2,
             address="https://codalabuser.blob.core.windows.net/public/trainval_merged.json",
             sha1="169325d9f7e9047537fedca7b04de4dddf10b881",
             replaced_by=(str(LABELS), str(MAT_LABELS), MAT_ARCHIVE.file),

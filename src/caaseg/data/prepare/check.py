@@ -81,6 +81,9 @@ def check(name: str, root: Path, progress: Progress) -> CheckResult:
             message = f"{root}: {len(dataset)} images in split {split}; expected {expected}, the official number"
             result.problems.append(Problem(split, root, message))
         pixels_per_class, ignored = counts[: len(dataset.classes)], int(counts[IGNORE])
+        if ignored and not pixels_per_class.any():
+            message = f"{root}: split {split} has no labeled pixel: all are ignored; check the masks and their classes"
+            result.problems.append(Problem(split, root, message))
         result.splits.append(SplitSummary(split, len(dataset), expected, pixels_per_class, ignored))
     for split, file in _unused_files(opened):
         message = f"{file}: is in no pair; expected a partner of the same name, in a split; remove it"

@@ -2,7 +2,10 @@
 
 import errno
 import hashlib
+import random
 import shutil
+import time
+from collections.abc import Callable
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from ssl import SSLError
@@ -14,38 +17,79 @@ from caaseg.data.prepare import Progress
 from caaseg.data.sample import BadFileError
 from caaseg.errors import CaasegError
 
-MAX_FAILURES = 3  # consecutive attempts without a new byte
+MAX_FAILURES = 5
+"""Consecutive attempts that bring less than MIN_PROGRESS new bytes."""
+MAX_ATTEMPTS = 200
+MAX_S = 24 * 3600
+"""Time for all attempts together."""
+MIN_PROGRESS = 1 << 16
+MIN_BYTES_PER_S = 1000
+"""Slowest connection, on average over RATE_S."""
+RATE_S = 60
+FIRST_PAUSE_S = 1.0
+"""Average pause after an attempt; it doubles with every failure in a row."""
 TIMEOUT_S = 60
 CHUNK = 1 << 18
+TEMPORARY_ERRORS = (408, 425, 429, 500, 502, 503, 504)
+"""Answers of a server that may be different soon."""
 
 
-def download(address: str, target: Path, *, sha1: str | None, progress: Progress) -> None:
-    """Download `target` to a .part file next to it; rename it when it is complete and its checksum is correct."""
-    if urlsplit(address).scheme not in ("http", "https"):
+class TooSlowError(ConnectionError):
+    """The server sends data, but too slowly to wait for it."""
+
+
+def download(
+    address: str,
+    target: Path,
+    *,
+    sha1: str | None,
+    progress: Progress,
+    max_bytes: int = 1 << 40,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Download `target` to a .part file next to it; rename it when it is complete and its checksum is correct.
+
+    A cut connection is resumed after a pause. Servers that repeat themselves, crawl or never end are given up.
+
+    Args:
+        address: http:// or https:// URL.
+        target: path of the file.
+        sha1: expected checksum; None if unknown.
+        progress: called for every chunk.
+        max_bytes: largest plausible size of the file.
+        sleep: pauses for a number of seconds.
+        clock: returns the time in seconds.
+    """
+    if not _is_web_address(address):
         raise CaasegError(f"{address!r} is not a web address; expected http:// or https://")
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
-    failures = 0
-    while True:
-        before = _size(part)
+    advice = f"give another address with --addresses {target.name}=ADDRESS, or put the file at {target}"
+    failures, longest, deadline = 0, _size(part), clock() + MAX_S
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         problem: object = "the connection was cut"
+        is_too_slow = False
         try:
-            if _fetch_rest(address, part, progress):
+            if _fetch_rest(address, part, max_bytes, progress, clock, deadline):
                 break
         except HTTPError as error:
-            raise ConnectionError(
-                f"{address}: the server answered {error.code} {error.reason}; expected the file; give another address "
-                f"with --addresses {target.name}=ADDRESS, or put the file at {target}"
-            ) from error
+            error.close()
+            problem = f"the server answered {error.code} {error.reason}"
+            if error.code not in TEMPORARY_ERRORS:
+                raise ConnectionError(f"{address}: {_one_line(problem)}; expected the file; {advice}") from error
+        except TooSlowError as error:
+            is_too_slow, problem = True, error
         except (URLError, HTTPException, ConnectionError, TimeoutError, SSLError) as error:
             problem = getattr(error, "reason", error)
-        failures = 0 if _size(part) > before else failures + 1
-        if failures == MAX_FAILURES:
+        failures = 0 if _size(part) >= longest + MIN_PROGRESS else failures + 1
+        longest = max(longest, _size(part))  # a server without range requests may send less than before
+        if is_too_slow or failures == MAX_FAILURES or attempt == MAX_ATTEMPTS:
             raise ConnectionError(
-                f"{address}: {problem}, {MAX_FAILURES} times without a new byte; run the same command again to resume "
-                f"after {_size(part):,} bytes, give another address with --addresses {target.name}=ADDRESS, or put "
-                f"the file at {target}"
+                f"{address}: {_one_line(problem)}; given up after {attempt} attempt{'s' * (attempt > 1)}; run the same "
+                f"command again to resume after {_size(part):,} bytes, {advice}"
             )
+        sleep(FIRST_PAUSE_S * 2**failures * random.uniform(0.5, 1.5))
     try:
         check_sha1(part, sha1, progress)
     except BadFileError:
@@ -73,7 +117,19 @@ def check_sha1(path: Path, expected: str | None, progress: Progress) -> None:
         )
 
 
-def _fetch_rest(address: str, part: Path, progress: Progress) -> bool:
+def _is_web_address(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        has_host = bool(parts.hostname) and parts.port != 0  # a port that is no number is a ValueError
+    except ValueError:
+        return False
+    is_plain = address.isascii() and address.isprintable() and " " not in address
+    return has_host and is_plain and parts.scheme in ("http", "https")
+
+
+def _fetch_rest(
+    address: str, part: Path, max_bytes: int, progress: Progress, clock: Callable[[], float], deadline: float
+) -> bool:
     """Append the missing bytes until the connection ends; return whether the file is complete."""
     have = _size(part)
     request = Request(address, headers={"User-Agent": "caaseg"})
@@ -91,14 +147,17 @@ def _fetch_rest(address: str, part: Path, progress: Progress) -> bool:
             return True
         part.unlink()
         return False
+    except ValueError as error:  # a redirect to an impossible address
+        raise URLError(str(error)) from error
     with response:
         resumed = response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
         if response.status == 206 and not resumed:
             part.unlink()
             return False
         have = have if resumed else 0
-        length = response.headers.get("Content-Length")
-        total = None if length is None else have + int(length)
+        total = None if response.length is None else have + response.length
+        if total is not None and total > max_bytes:
+            raise _too_large(address, total, max_bytes)
         free = shutil.disk_usage(part.parent).free
         if total is not None and total - have > free:
             raise OSError(errno.ENOSPC, f"{total - have:,} bytes to download and {free:,} free", str(part))
@@ -107,11 +166,31 @@ def _fetch_rest(address: str, part: Path, progress: Progress) -> bool:
         if tag and not tag.startswith("W/"):
             _tag_path(part).write_text(tag)
         with open(part, "ab" if resumed else "wb") as file:
+            window_start, window_bytes = clock(), 0
             while chunk := response.read1(CHUNK):
                 file.write(chunk)
                 have += len(chunk)
                 progress(f"downloading {part.stem}", have, total)
+                if have > max_bytes:
+                    raise _too_large(address, have, max_bytes)
+                window_bytes += len(chunk)
+                if clock() > deadline:
+                    raise TooSlowError(f"not complete after {MAX_S // 3600} hours")
+                if (elapsed := clock() - window_start) > RATE_S:
+                    if window_bytes < MIN_BYTES_PER_S * elapsed:
+                        raise TooSlowError(f"only {window_bytes / elapsed:,.0f} bytes per second")
+                    window_start, window_bytes = clock(), 0
     return total is None or have == total
+
+
+def _too_large(address: str, size: int, max_bytes: int) -> CaasegError:
+    return CaasegError(
+        f"{address}: {size:,} bytes or more; expected at most {max_bytes:,}; it is another file: give another address"
+    )
+
+
+def _one_line(problem: object) -> str:
+    return " ".join(str(problem).split()) or type(problem).__name__
 
 
 def _tag_path(part: Path) -> Path:

@@ -14,6 +14,7 @@ from caaseg.data.prepare import Progress
 from caaseg.data.prepare.convert import convert
 from caaseg.data.prepare.download import check_sha1, download
 from caaseg.data.prepare.unpack import unpack
+from caaseg.data.sample import BadFileError
 from caaseg.errors import CaasegError
 
 
@@ -44,14 +45,26 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
             f"{root}: no space left for {error.filename or 'the next file'} ({error.strerror}); free some and run the "
             "same command again to resume"
         ) from error
+    try:
+        _open_splits(name, root)
+    except CaasegError as error:  # a directory of an archive existed before, and its content is not that of the archive
+        raise BadFileError(
+            f"{root}: {name} is not complete ({error}); remove the directory of that file, and run the same command "
+            "again to unpack it anew"
+        ) from error
 
 
 def is_ready(name: str, root: Path) -> bool:
     """Return whether every split opens and has all its files."""
     try:
-        return bool([open_dataset(name, root, split) for split in find(name).counts])
-    except (ValueError, OSError):
+        return _open_splits(name, root) > 0
+    except (CaasegError, OSError):
         return False
+
+
+def _open_splits(name: str, root: Path) -> int:
+    """Open every split, which checks that its files exist; return the number of splits."""
+    return len([open_dataset(name, root, split) for split in find(name).counts])
 
 
 def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str], progress: Progress) -> None:
@@ -74,7 +87,8 @@ def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str]
         else:
             address = addresses.get(file.name, archive.address)
             assert address is not None  # archives to download by hand exist
-            download(address, file, sha1=archive.sha1, progress=progress)
+            max_bytes = archive.max_gigabytes * 10**9
+            download(address, file, sha1=archive.sha1, progress=progress, max_bytes=max_bytes)
         if missing := _missing(archive, root):
             unpack(file, missing, progress)
     if info.conversion and (job := info.conversion(root)):

@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from gzip import BadGzipFile
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
 from typing import IO, NamedTuple
@@ -18,11 +19,16 @@ from typing import IO, NamedTuple
 from caaseg.data.prepare import Progress
 from caaseg.data.sample import BadFileError
 
-MAX_RATIO = 200
+MAX_RATIO = 20
 """Largest unpacked size relative to the archive. Photos and PNG labels barely compress; zip bombs exceed 1000."""
-MAX_MEMBERS = 1_000_000
+ALWAYS_ALLOWED = 1_000_000
+"""Unpacked size in bytes that even the smallest archive may have."""
+MEMBER_BYTES = 512
+"""Counted per member besides its content, as in a tar header: millions of empty files are a bomb, too."""
+CHUNK = 1 << 18
 
 DAMAGED = (
+    BadGzipFile,
     zipfile.BadZipFile,
     tarfile.TarError,
     zlib.error,
@@ -68,15 +74,20 @@ def unpack(archive: Path, targets: Mapping[str, Path], progress: Progress) -> No
 
 def _extract(archive: Path, wanted: tuple[str, ...], directory: Path, progress: Progress) -> None:
     archive_size = archive.stat().st_size
+    limit = max(MAX_RATIO * archive_size, ALWAYS_ALLOWED)
     free = shutil.disk_usage(directory).free
     total = to_write = 0
     try:
         with open(archive, "rb") as file:
             members = _zip_members(file, directory) if archive.suffix == ".zip" else _tar_members(file, directory)
-            for number, member in enumerate(members, start=1):
-                total += member.size
+            for member in members:
+                total += member.size + MEMBER_BYTES
                 _check_member(member, archive)
-                _check_limits(archive, number, total, archive_size)
+                if total > limit:
+                    raise BadFileError(
+                        f"{archive}: {archive_size:,} bytes that unpack to {total:,} or more; expected at most "
+                        f"{limit:,}; nothing was unpacked; get the archive from another source"
+                    )
                 if any(PurePosixPath(member.name).is_relative_to(inside) for inside in wanted):
                     to_write += member.size
                     if to_write > free:
@@ -86,9 +97,8 @@ def _extract(archive: Path, wanted: tuple[str, ...], directory: Path, progress: 
     except BadFileError:
         raise
     except DAMAGED as error:
-        raise BadFileError(
-            f"{archive}: damaged ({type(error).__name__}: {error}); remove it and run the same command again"
-        ) from error
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadFileError(f"{archive}: damaged ({reason}); remove it and run the same command again") from error
 
 
 def _zip_members(file: IO[bytes], directory: Path) -> Iterator[Member]:
@@ -104,6 +114,9 @@ def _tar_members(file: IO[bytes], directory: Path) -> Iterator[Member]:
         for info in archive:
             extract = partial(archive.extract, info, directory, filter="data")
             yield Member(info.name, info.size, info.isfile() or info.isdir(), extract)
+        # Read to the end of the file, where gzip and xz have the checksum of the content.
+        while padding := archive.fileobj.read(CHUNK) if archive.fileobj else b"":
+            yield Member("", len(padding), True, lambda: None)
 
 
 def _check_member(member: Member, archive: Path) -> None:
@@ -118,16 +131,4 @@ def _check_member(member: Member, archive: Path) -> None:
         raise BadFileError(
             f"{archive}: the member {member.name!r} is a link or a device; nothing was unpacked; "
             "expected files and directories; get the archive from another source"
-        )
-
-
-def _check_limits(archive: Path, number: int, total: int, archive_size: int) -> None:
-    if number > MAX_MEMBERS:
-        raise BadFileError(
-            f"{archive}: more than {MAX_MEMBERS:,} members; nothing was unpacked; get the archive from another source"
-        )
-    if total > MAX_RATIO * archive_size:
-        raise BadFileError(
-            f"{archive}: {archive_size:,} bytes that unpack to {total:,} or more; expected at most {MAX_RATIO} times "
-            "the size of the archive; nothing was unpacked; get the archive from another source"
         )
