@@ -1,9 +1,9 @@
-"""Runs a training that is killed with SIGKILL again and again, and resumed, until it is done.
+"""Train a run that is killed with SIGKILL and resumed many times, until it is finished.
 
-    python -m tests.training.killing FOLDER KILLS SEED WORKERS
+    python -m tests.training.killing DIRECTORY KILLS SEED WORKERS
 
-The process imports everything once and forks each run, so that a kill costs no more than what it destroys. Every third
-kill comes from inside, when a checkpoint is half written; the others at any moment after the first step has begun.
+The process imports everything once and forks each run. In every third run the process kills itself when a checkpoint is
+half-written; the others are killed at a random moment after the first step has started.
 """
 
 import os
@@ -21,32 +21,33 @@ from caaseg.training.metrics_log import FILE
 from caaseg.training.run import train
 from tests.training.small import small_recipe
 
-ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # whether a child has ended, which is then still to be waited for
+ENDED = os.WEXITED | os.WNOHANG | os.WNOWAIT  # options of waitid: test whether a child has ended
 
 
-def recipe(workers: int) -> Recipe:
-    return small_recipe(
-        *("--steps", "60", "--checkpoint_every", "4", "--validate_every", "25", "--data.workers", str(workers)),
-        *("--optimizer.ema", "0.9", "--batch_size", "4", "--accumulate", "2", "--model.aux", "true"),
-    )
+def recipe_with(*options: str) -> Recipe:
+    """Return a recipe with EMA, an auxiliary branch and two parts per step."""
+    features = ("--optimizer.ema", "0.9", "--batch_size", "4", "--accumulate", "2", "--model.aux", "true")
+    return small_recipe(*features, *options)
 
 
-def started(folder: Path, workers: int, checkpoints: int | None = None) -> int:
-    """Fork a run and wait until its loop starts, which rewrites the metrics log.
+def start_run(directory: Path, workers: int, checkpoints: int | None = None) -> int:
+    """Fork a run and wait until its loop starts, which rewrites the metrics log. Return its process id.
 
     With a number of checkpoints, it dies while it writes the checkpoint after them.
     """
-    before = identity(folder / FILE)
+    before = identity(directory / FILE)
     child = os.fork()
     if child:
-        while identity(folder / FILE) == before and os.waitid(os.P_PID, child, ENDED) is None:
+        while identity(directory / FILE) == before and os.waitid(os.P_PID, child, ENDED) is None:
             time.sleep(0.001)
         return child
     try:
         torch.set_num_threads(1)
         if checkpoints is not None:
-            torch.save = dying(torch.save, checkpoints)
-        train(recipe(workers), folder, resume="auto", device="cpu")
+            torch.save = die_while_saving(torch.save, after=checkpoints)
+        intervals = ("--steps", "60", "--checkpoint_every", "4", "--validate_every", "25")
+        recipe = recipe_with(*intervals, "--data.workers", str(workers))
+        train(recipe, directory, resume="auto", device="cpu")
         os._exit(0)
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", flush=True)
@@ -54,38 +55,39 @@ def started(folder: Path, workers: int, checkpoints: int | None = None) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return what changes when a file is replaced."""
+    """Return inode and modification time of a file, which change when it is replaced."""
     if not path.exists():
         return None
     status = path.stat()
     return status.st_ino, status.st_mtime_ns
 
 
-def dying(save: Any, checkpoints: int) -> Any:
+def die_while_saving(save: Any, *, after: int) -> Any:
+    """Return a function like torch.save that kills the process in the call after so many, with half a file written."""
     saved = 0
 
     def save_and_die(state: Any, path: Path) -> None:
         nonlocal saved
         save(state, path)
         saved += 1
-        if saved > checkpoints:
+        if saved > after:
             os.truncate(path, path.stat().st_size // 2)
             os.kill(os.getpid(), signal.SIGKILL)
 
     return save_and_die
 
 
-def main(folder: Path, kills: int, seed: int, workers: int) -> None:
+def main(directory: Path, kills: int, seed: int, workers: int) -> None:
     rng = random.Random(seed)
-    child = started(folder / "whole", workers)
-    began = time.monotonic()
+    child = start_run(directory / "whole", workers)
+    start = time.monotonic()
     assert os.waitpid(child, 0)[1] == 0
-    duration_s = time.monotonic() - began
+    duration_s = time.monotonic() - start
     killed = turn = 0
     while True:
-        run = folder / f"killed-{turn}"
+        run = directory / f"killed-{turn}"
         inside = killed % 3 == 1
-        child = started(run, workers, rng.randrange(2) if inside and killed < kills else None)
+        child = start_run(run, workers, rng.randrange(2) if inside and killed < kills else None)
         if killed < kills and not inside:
             time.sleep(rng.uniform(0, min(1.0, 3 / kills) * duration_s))
             os.kill(child, signal.SIGKILL)
@@ -98,7 +100,7 @@ def main(folder: Path, kills: int, seed: int, workers: int) -> None:
             sys.exit("the run failed")
         elif killed == kills:
             break
-        else:  # it was over before it was killed as often as asked: another one
+        else:  # the run finished before the requested number of kills: start another one
             turn += 1
 
 

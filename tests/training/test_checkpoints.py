@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from caaseg.errors import CaasegError
 from caaseg.training.checkpoints import newest_good_checkpoint, read_checkpoint, write_checkpoint
 
 
@@ -67,3 +68,18 @@ def test_what_a_kill_left_half_written_is_not_looked_at_and_goes_with_the_next(t
     assert newest["step"] == 4
     write_checkpoint(tmp_path, state(8))
     assert not half.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"data": 0.5}, "expected dictionaries as config and data"),
+        ({"data": {"train": 3}}, "expected dictionaries as config and data"),
+        ({"config": []}, "expected dictionaries as config and data"),
+        ({"best": {"a": 1}}, "expected the best step and its mean_iou"),
+    ],
+)
+def test_a_checkpoint_with_other_types_is_refused(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
+    path = write_checkpoint(tmp_path, {**state(4), **changes})
+    with pytest.raises(CaasegError, match=rf"not a complete checkpoint \({reason}\)"):
+        read_checkpoint(path)

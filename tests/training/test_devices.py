@@ -1,5 +1,7 @@
-"""Several processes, and several parts of a step, give what one gives."""
+"""Training with several processes, or in several parts per step, gives the weights of one process and one part."""
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,64 +9,68 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
-from caaseg.data.datasets.scenes import Scenes
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.run import train
-from tests.training.frozen import always_evaluate, partly_ignored
-from tests.training.small import WORDS, small_recipe
+from tests.processes import run_ranks
+from tests.training.frozen import train_frozen
 
 PYTHON = [sys.executable, "-m"]
-TORCHRUN = [*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29765", "-m"]
+TORCHRUN = [*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m"]
+
+# Lightning warns about modules in evaluation mode, which these tests want.
+modules_in_eval_mode = pytest.mark.filterwarnings("ignore:Found .* in eval mode")
 
 
-def trained(folder: Path, launcher: list[str], *words: str) -> dict[str, torch.Tensor]:
-    command = [*launcher, "tests.training.frozen", "train", "scenes/caa_resnet18", "--device", "cpu", *WORDS]
-    recipe = ["--batch_size", "8", "--optimizer.name", "sgd", "--optimizer.lr", "0.1", "--model.aux", "true"]
-    result = subprocess.run(
-        [*command, *recipe, "--out", str(folder), *words], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    if "--devices" in words:
-        assert "synchronized batch norm is not available on CPU" in result.stderr
-    return load_file(folder / "model" / "model.safetensors")
-
-
-def assert_same(folder: Path, found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")  # noqa: B023
-    ours, theirs = (read_metrics(folder / run / "metrics.jsonl") for run in ("one", "other"))
-    assert len(ours) == len(theirs)
-    for line, other in zip(ours, theirs, strict=True):
-        if "loss" in line:
-            assert other["loss"] == pytest.approx(line["loss"], rel=1e-4)
+def assert_same_run(run: Path, expected: Path) -> None:
+    weights, other = (load_file(folder / "model" / "model.safetensors") for folder in (run, expected))
+    for name, tensor in other.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")  # noqa: B023
+    ours, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (run, expected))
+    for line, of_other in zip(ours, theirs, strict=True):
+        if "loss" in of_other:
+            assert line["loss"] == pytest.approx(of_other["loss"], rel=1e-4)
         else:
-            assert other["val_mean_iou"] == pytest.approx(line["val_mean_iou"], abs=0.01)
+            assert line["val_mean_iou"] == pytest.approx(of_other["val_mean_iou"], abs=0.01)
 
 
-@pytest.mark.filterwarnings("ignore:Found .* in eval mode")  # as this test wants it
-def test_accumulation_gives_what_one_part_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for part in (nn.BatchNorm2d, nn.Dropout):
-        monkeypatch.setattr(part, "train", always_evaluate)
-    monkeypatch.setattr(Scenes, "__getitem__", partly_ignored)
-    words = ["--batch_size", "8", "--optimizer.name", "sgd", "--optimizer.lr", "0.1", "--model.aux", "true"]
-    for folder, parts in (("one", "1"), ("other", "4")):
-        train(small_recipe(*words, "--accumulate", parts), tmp_path / folder, device="cpu")
-    expected, found = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("one", "other"))
-    assert_same(tmp_path, found, expected)
+def train_and_write_seeds(directory: Path) -> None:
+    seeds = train_frozen(directory / "ranks", "--loss.class_weights", "log")
+    (directory / f"seeds-{os.environ['RANK']}.json").write_text(json.dumps(seeds))
+
+
+@modules_in_eval_mode
+def test_parts_of_a_step_and_two_processes_give_the_same_weights(tmp_path: Path) -> None:
+    train_frozen(tmp_path / "one", "--loss.class_weights", "log")
+    train_frozen(tmp_path / "parts", "--loss.class_weights", "log", "--accumulate", "4")
+    assert_same_run(tmp_path / "parts", tmp_path / "one")
+    assert run_ranks(train_and_write_seeds, tmp_path) == [0, 0]
+    assert_same_run(tmp_path / "ranks", tmp_path / "one")
+    # Dropout must differ between steps and between processes.
+    seeds = [seed for rank in (0, 1) for seed in json.loads((tmp_path / f"seeds-{rank}.json").read_text())]
+    assert len(seeds) == len(set(seeds)) == 8
+
+
+def train_in_new_process(out: Path, launcher: list[str], devices: int, *options: str) -> str:
+    command = [*launcher, "tests.training.frozen", str(out), str(devices), *options]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stderr
 
 
 @pytest.mark.slow
+@modules_in_eval_mode
 @pytest.mark.parametrize("ohem", ["null", "0.3"])
-def test_two_processes_give_what_one_gives(tmp_path: Path, ohem: str) -> None:
-    expected = trained(tmp_path / "one", PYTHON, "--loss.ohem", ohem)
-    words = ["--loss.ohem", ohem, "--loss.class_weights", "none", "--devices", "2"]
-    assert_same(tmp_path, trained(tmp_path / "other", PYTHON, *words), expected)
+def test_two_devices_give_the_weights_of_one(tmp_path: Path, ohem: str) -> None:
+    train_frozen(tmp_path / "one", "--loss.ohem", ohem)
+    messages = train_in_new_process(tmp_path / "two", PYTHON, 2, "--loss.ohem", ohem)
+    assert "synchronized batch norm is not available on CPU" in messages
+    assert_same_run(tmp_path / "two", tmp_path / "one")
 
 
 @pytest.mark.slow
-def test_two_processes_of_torchrun_with_accumulation_give_what_one_gives(tmp_path: Path) -> None:
-    expected = trained(tmp_path / "one", PYTHON, "--loss.class_weights", "log")
-    words = ["--accumulate", "2", "--loss.class_weights", "log"]
-    assert_same(tmp_path, trained(tmp_path / "other", TORCHRUN, *words), expected)
+@modules_in_eval_mode
+def test_torchrun_with_accumulation_gives_the_weights_of_one_process(tmp_path: Path) -> None:
+    train_frozen(tmp_path / "one", "--loss.class_weights", "log")
+    options = ["--accumulate", "2", "--loss.class_weights", "log"]
+    train_in_new_process(tmp_path / "two", TORCHRUN, 1, *options)
+    assert_same_run(tmp_path / "two", tmp_path / "one")

@@ -56,9 +56,9 @@ def test_synchronized_statistics_replace_every_batch_normalization(backbone: str
     converted = synchronize_batch_norm(plain, Processes(torch.device("cuda"), 2, 1))
     assert not any(isinstance(part, nn.BatchNorm2d) for part in converted.modules())
     assert sum(isinstance(part, nn.SyncBatchNorm) for part in converted.modules()) == norms
-    torch.testing.assert_close(converted(images).logits, expected)  # activations inside timm's layers are kept
+    torch.testing.assert_close(converted(images).logits, expected)  # activations inside timm's layers remain
 
 
-def test_every_step_and_rank_has_a_stream_of_its_own() -> None:
+def test_every_seed_step_and_rank_has_its_own_random_stream() -> None:
     seeds = [step_seed(seed, step, rank) for seed in range(3) for step in range(20) for rank in range(4)]
     assert len(set(seeds)) == len(seeds)

@@ -1,44 +1,82 @@
-"""Runs that are killed at random moments, also while they write a checkpoint, end as if they had not been."""
+"""Runs that are killed, also while they write a checkpoint, and resumed end with the same weights."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from caaseg.config import Recipe
 from caaseg.training.metrics_log import read_metrics
+from caaseg.training.run import train
+from tests import processes
+from tests.training.killing import die_while_saving, recipe_with
 
 
-@pytest.mark.parametrize(
-    ("kills", "workers"),
-    [(3, 0), pytest.param(20, 0, marks=pytest.mark.slow), pytest.param(20, 1, marks=pytest.mark.slow)],
-)
-def test_a_killed_run_ends_bit_identical(kills: int, workers: int, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-W",
-        "error",
-        "-m",
-        "tests.training.killing",
-        str(tmp_path),
-        str(kills),
-        "0",
-        str(workers),
-    ]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+def train_killed_after_step_10(recipe: Recipe, run: Path) -> None:
+    def die(progress: Any) -> None:
+        if progress.step == 10:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(recipe, run, resume="auto", device="cpu", progress=die)
+
+
+def train_killed_in_checkpoint(recipe: Recipe, run: Path) -> None:
+    torch.save = die_while_saving(torch.save, after=0)
+    train(recipe, run, resume="auto", device="cpu")
+
+
+def test_a_run_killed_between_and_in_checkpoints_ends_with_identical_weights(tmp_path: Path) -> None:
+    recipe, run = (
+        recipe_with("--steps", "14", "--checkpoint_every", "4", "--validate_every", "5"),
+        tmp_path / "killed-0",
+    )
+    train(recipe, tmp_path / "whole", device="cpu")
+    assert processes.run(train_killed_after_step_10, recipe, run) == -signal.SIGKILL
+    assert saved_steps(run) == [4, 8]
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [5, 10]  # also after the checkpoint
+    assert processes.run(train_killed_in_checkpoint, recipe, run) == -signal.SIGKILL
+    assert saved_steps(run) == [4, 8]
+    assert len(list(run.glob("checkpoints/.step-*.part.pt"))) == 1  # half-written
+    train(recipe, run, resume="auto", device="cpu")
+    assert_identical(run, tmp_path / "whole")
+    assert not list(run.glob("checkpoints/.step-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_killed_at_20_random_moments_ends_with_identical_weights(workers: int, tmp_path: Path) -> None:
+    module = [sys.executable, "-W", "error", "-m", "tests.training.killing"]
+    result = subprocess.run(
+        [*module, str(tmp_path), "20", "0", str(workers)], capture_output=True, text=True, check=False
+    )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("\nkill") + result.stdout.startswith("kill") == kills, result.stdout
+    assert result.stdout.count("\nkill") + result.stdout.startswith("kill") == 20, result.stdout
     killed = sorted(tmp_path.glob("killed-*"))
     assert killed
     for run in killed:
-        for kind in ("model", "best"):
-            ours, whole = (folder / kind / "model.safetensors" for folder in (run, tmp_path / "whole"))
-            assert ours.read_bytes() == whole.read_bytes(), result.stdout
-        assert measured(run) == measured(tmp_path / "whole")
+        assert_identical(run, tmp_path / "whole")
 
 
-def measured(run: Path) -> list[dict[str, object]]:
-    lines = read_metrics(run / "metrics.jsonl")
+def saved_steps(run: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("step-")) for path in run.glob("checkpoints/step-*.pt"))
+
+
+def assert_identical(run: Path, whole: Path) -> None:
+    for kind in ("model", "best"):
+        ours, theirs = (directory / kind / "model.safetensors" for directory in (run, whole))
+        assert ours.read_bytes() == theirs.read_bytes(), kind
+    assert metrics_of(run) == metrics_of(whole)
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl without measured times."""
+    measured = ("images_per_second", "waiting")
     return [
-        {name: value for name, value in line.items() if name not in ("images_per_second", "waiting")} for line in lines
+        {name: value for name, value in line.items() if name not in measured}
+        for line in read_metrics(run / "metrics.jsonl")
     ]

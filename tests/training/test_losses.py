@@ -4,14 +4,26 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from caaseg.config import LossRecipe
 from caaseg.data.sample import IGNORE
+from caaseg.errors import CaasegError
 from caaseg.models import Prediction
-from caaseg.training.losses import CrossEntropy, log_class_weights, segmentation_loss
+from caaseg.training.losses import (
+    CrossEntropy,
+    Dice,
+    Focal,
+    Loss,
+    Lovasz,
+    WeightedSum,
+    log_class_weights,
+    make_loss,
+    segmentation_loss,
+)
 
 sizes = st.integers(min_value=1, max_value=5)
 
@@ -35,9 +47,9 @@ def written_out(logits: Tensor, labels: Tensor, weights: Tensor | None, ohem: fl
                     exponentials = image[:, y, x].exp()
                     loss = -math.log(float(exponentials[k] / exponentials.sum()))
                     losses.append(loss if weights is None else loss * float(weights[k]))
-        kept = len(losses) if ohem is None else math.ceil(ohem * len(losses))
-        total += sum(sorted(losses, reverse=True)[:kept])
-        pixels += kept
+        used = len(losses) if ohem is None else math.ceil(ohem * len(losses))
+        total += sum(sorted(losses, reverse=True)[:used])
+        pixels += used
     return total, pixels
 
 
@@ -58,13 +70,15 @@ def test_cross_entropy_equals_its_definition(
     total, pixels = written_out(logits, labels, weights, ohem)
     loss = CrossEntropy(weights, ohem=ohem)
     assert int(loss.count(labels)) == pixels
-    assert float(loss(logits, labels)) == pytest.approx(total, abs=1e-4)
+    # Each term and each addition is rounded, relative to at most the sum.
+    rounding = (pixels + 8) * torch.finfo(logits.dtype).eps * max(total, 1.0)
+    assert float(loss(logits, labels)) == pytest.approx(total, abs=rounding)
 
 
 @pytest.mark.parametrize("ohem", [None, 0.25])
 def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> None:
     logits, labels = drawn(0, 6, 4, 7, 5)
-    labels[2] = IGNORE  # a crop without a labelled pixel
+    labels[2] = IGNORE  # a crop without a labeled pixel
     labels[3, 1:] = IGNORE
     loss = CrossEntropy(ohem=ohem)
     count = loss.count(labels)
@@ -86,7 +100,7 @@ def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> 
     assert not gradients[0][2].any()
 
 
-def test_a_step_without_a_labelled_pixel_is_zero_and_has_zero_gradient() -> None:
+def test_a_step_without_a_labeled_pixel_is_zero_and_has_zero_gradient() -> None:
     logits = torch.randn(2, 3, 4, 4, requires_grad=True)
     labels = torch.full((2, 4, 4), IGNORE, dtype=torch.uint8)
     for ohem in (None, 0.5):
@@ -96,6 +110,14 @@ def test_a_step_without_a_labelled_pixel_is_zero_and_has_zero_gradient() -> None
         assert loss.item() == 0
     assert logits.grad is not None
     assert not logits.grad.any()
+
+
+def test_the_loss_may_be_averaged_over_all_pixels() -> None:
+    logits, labels = drawn(2, 2, 3, 4, 4)
+    labels[:, :2] = IGNORE
+    assert int(CrossEntropy(average="all").count(labels)) == labels.numel() == 32
+    assert int(CrossEntropy().count(labels)) <= 16
+    assert torch.equal(CrossEntropy(average="all")(logits, labels), CrossEntropy()(logits, labels))
 
 
 def test_aux_and_branches_are_weighted() -> None:
@@ -120,3 +142,118 @@ def test_log_weights_prefer_rare_classes_and_keep_the_size_of_the_loss() -> None
         weights[1:] / weights[0], math.log(1.1 + 0.9) / (1.1 + frequency[1:]).log(), rtol=1e-6, atol=0
     )
     assert float((weights * frequency).sum()) == pytest.approx(1)
+
+
+def test_label_smoothing_spreads_the_target_over_all_classes() -> None:
+    logits, labels = drawn(3, 2, 4, 5, 6)
+    weights = torch.linspace(0.5, 2, 4)
+    log_p = logits.double().log_softmax(1)
+    expected = 0.0
+    for n, y, x in (labels != IGNORE).nonzero().tolist():
+        for k in range(4):
+            target = 0.9 * (k == int(labels[n, y, x])) + 0.1 / 4
+            expected -= target * float(weights[k]) * float(log_p[n, k, y, x])
+    assert float(CrossEntropy(weights, label_smoothing=0.1)(logits, labels)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+def test_focal_loss_equals_its_definition(gamma: float) -> None:
+    logits, labels = drawn(4, 2, 3, 4, 5)
+    weights = torch.tensor([0.5, 1.0, 3.0])
+    p = logits.double().softmax(1)
+    expected = 0.0
+    for n, y, x in (labels != IGNORE).nonzero().tolist():
+        k = int(labels[n, y, x])
+        expected -= float(weights[k]) * (1 - float(p[n, k, y, x])) ** gamma * math.log(float(p[n, k, y, x]))
+    loss = Focal(gamma, weights)
+    assert float(loss(logits, labels)) == pytest.approx(expected, rel=1e-5)
+    assert int(loss.count(labels)) == int((labels != IGNORE).sum())
+
+
+def test_focal_loss_has_finite_gradients_for_certain_pixels() -> None:
+    logits = torch.tensor([200.0, -200.0]).view(1, 2, 1, 1).requires_grad_()
+    Focal(0.5)(logits, torch.zeros(1, 1, 1, dtype=torch.uint8)).backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def test_dice_loss_equals_its_definition() -> None:
+    logits, labels = drawn(5, 3, 4, 6, 5)
+    labels[2] = IGNORE
+    p = logits.double().softmax(1)
+    expected = 0.0
+    for n in range(2):
+        labeled = labels[n] != IGNORE
+        classes = sorted(set(labels[n][labeled].tolist()))
+        for k in classes:
+            target = (labels[n] == k)[labeled].double()
+            overlap, total = (p[n, k][labeled] * target).sum(), (p[n, k][labeled] + target).sum()
+            expected += float(1 - 2 * overlap / total) / len(classes)
+    loss = Dice()
+    assert int(loss.count(labels)) == 2
+    assert float(loss(logits, labels)) == pytest.approx(expected, rel=1e-5)
+
+
+def lovasz_written_out(errors: list[float], targets: list[bool]) -> float:
+    """Return the Lovasz extension of 1 - IoU: errors in decreasing order times the growth of the set function."""
+    order = sorted(range(len(errors)), key=lambda k: -errors[k])
+    total, before = 0.0, 0.0
+    for count in range(1, len(order) + 1):
+        wrong = set(order[:count])
+        intersection = sum(target and k not in wrong for k, target in enumerate(targets))
+        union = sum(target or k in wrong for k, target in enumerate(targets))
+        value = 1 - intersection / union
+        total += errors[order[count - 1]] * (value - before)
+        before = value
+    return total
+
+
+def test_lovasz_loss_equals_the_lovasz_extension_of_1_minus_iou() -> None:
+    logits, labels = drawn(6, 3, 3, 4, 4)
+    labels[1] = IGNORE
+    p = logits.double().softmax(1)
+    expected = 0.0
+    for n in (0, 2):
+        labeled = labels[n] != IGNORE
+        classes = sorted(set(labels[n][labeled].tolist()))
+        for k in classes:
+            targets = (labels[n] == k)[labeled].tolist()
+            errors = (p[n, k][labeled] - torch.tensor(targets, dtype=torch.float64)).abs().tolist()
+            expected += lovasz_written_out(errors, targets) / len(classes)
+    loss = Lovasz()
+    assert int(loss.count(labels)) == 2
+    assert float(loss(logits, labels)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [Dice(), Lovasz()], ids=["dice", "lovasz"])
+def test_region_losses_fall_to_0_with_certain_and_correct_predictions(loss: Loss) -> None:
+    _, labels = drawn(7, 2, 3, 5, 5)
+    logits = 50 * F.one_hot(labels.long().clamp(max=2), 3).movedim(-1, 1).float()
+    assert float(loss(logits, labels)) < 1e-5
+    assert float(loss(-logits, labels)) > 1.5
+
+
+def test_losses_of_a_recipe_are_averaged_by_their_own_counts_and_added() -> None:
+    logits, labels = drawn(8, 3, 4, 5, 5)
+    labels[1] = IGNORE
+    recipe = LossRecipe(dice=0.5, lovasz=2.0, focal=0.3, label_smoothing=0.1)
+    loss = make_loss(recipe, None)
+    assert isinstance(loss, WeightedSum)
+    parts: list[tuple[Loss, float]] = [
+        (CrossEntropy(label_smoothing=0.1), 1.0),
+        (Focal(), 0.3),
+        (Dice(), 0.5),
+        (Lovasz(), 2.0),
+    ]
+    expected = sum(weight * float(part(logits, labels) / part.count(labels)) for part, weight in parts)
+    prediction = Prediction(logits, None, {})
+    found = segmentation_loss(loss, prediction, labels, loss.count(labels), recipe)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+    halves = [
+        segmentation_loss(loss, Prediction(logits[part], None, {}), labels[part], loss.count(labels), recipe)
+        for part in (slice(0, 1), slice(1, 3))
+    ]
+    assert float(sum(halves)) == pytest.approx(expected, rel=1e-5)
+    assert isinstance(make_loss(LossRecipe(), None), CrossEntropy)
+    with pytest.raises(CaasegError, match="cross_entropy is 0, and so are all other losses; expected one above 0"):
+        LossRecipe.read({"cross_entropy": 0})

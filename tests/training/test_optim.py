@@ -5,7 +5,8 @@ import math
 import pytest
 
 from caaseg.config import OptimizerRecipe
-from caaseg.training.optim import learning_rate
+from caaseg.training.optim import learning_rate, make_optimizer
+from tests.small_models import small_model
 
 
 def test_poly_falls_from_the_learning_rate_towards_zero() -> None:
@@ -33,3 +34,13 @@ def test_a_warm_up_as_long_as_the_run_takes_a_tenth_of_it(warmup: int) -> None:
     plain, warm = OptimizerRecipe(lr=0.1), OptimizerRecipe(lr=0.1, warmup_steps=warmup)
     factors = [learning_rate(step, 10, warm) / learning_rate(step, 10, plain) for step in range(10)]
     assert factors == pytest.approx([0.5, *[1.0] * 9])
+
+
+@pytest.mark.parametrize("decay_backbone", [True, False])
+def test_weight_decay_skips_biases_and_optionally_the_backbone(decay_backbone: bool) -> None:
+    model = small_model()
+    optimizer = make_optimizer(model, OptimizerRecipe(weight_decay=0.5, decay_backbone=decay_backbone))
+    decay = {parameter: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]}
+    for name, parameter in model.named_parameters():
+        decayed = parameter.ndim > 1 and (decay_backbone or not name.startswith("backbone."))
+        assert decay[parameter] == (0.5 if decayed else 0.0), name

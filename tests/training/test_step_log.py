@@ -14,6 +14,7 @@ from tests.training.small import small_recipe
 def test_the_host_runs_ahead_of_the_gpu(tmp_path: Path) -> None:
     matrix = torch.randn(8192, 8192, device="cuda")
     recipe = small_recipe("--steps", "20")
+    count = torch.tensor(1, device="cuda")  # outside the loop: this copy waits for the GPU
     busy = 0
     with StepLog(recipe, MetricsLog(tmp_path, 0), 0, None) as log:
         for step in range(1, 21):
@@ -22,7 +23,7 @@ def test_the_host_runs_ahead_of_the_gpu(tmp_path: Path) -> None:
                 product = matrix @ matrix
             finished = torch.cuda.Event()  # type: ignore[no-untyped-call]
             finished.record()
-            log.step(step, loss + 0 * product[0, 0], ("a.png",))
+            log.step(step, loss + 0 * product[0, 0], ("a.png",), count)
             busy += not finished.query()  # type: ignore[no-untyped-call]
         log.flush()
     assert busy >= 18  # the loss of the previous step was read while this step was still computed

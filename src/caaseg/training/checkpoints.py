@@ -6,15 +6,21 @@ import re
 import warnings
 import zipfile
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from caaseg.config import Recipe
 from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
-from caaseg.recipes import differences, load_recipe
-from caaseg.training.setup import is_first_rank
+from caaseg.models import Segmenter
+from caaseg.recipes import load_recipe
+from caaseg.training.fingerprint import check_same_data
+from caaseg.training.optim import make_optimizer
+from caaseg.training.run_directory import explain_write_error
+from caaseg.training.setup import check_same_architecture, is_first_rank
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +28,19 @@ DIRECTORY = "checkpoints"
 MAX_CHECKPOINTS = 2
 RECIPE = "recipe.yaml"
 # Values that may differ on resume: they do not change the weights. A run that stops at bad files has skipped none.
-MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files"}
-KEYS = {"step", "model", "ema", "optimizer", "scaler", "best"}
+MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files", "loggers"}
+KEYS: dict[str, Any] = {
+    "step": int,
+    "model": dict,
+    "ema": (dict, NoneType),
+    "optimizer": dict,
+    "scaler": dict,
+    "best": dict,
+}
 
 
-def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> dict[str, Any] | None:
-    """Return the state to resume from, None to start. Raises CaasegError if the run has other settings.
+def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> tuple[Path, dict[str, Any]] | None:
+    """Return the checkpoint to resume from and its state, None to start. Raises CaasegError for other settings.
 
     Args:
         recipe: the settings now.
@@ -42,21 +55,67 @@ def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> dic
             raise CaasegError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
         return None
     if path.exists():
-        changed = {key: two for key, two in differences(load_recipe(path), recipe).items() if key not in MAY_CHANGE}
+        changed = {key: two for key, two in load_recipe(path).differences(recipe).items() if key not in MAY_CHANGE}
         if changed:
             listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
             raise CaasegError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
-    if str(resume) == "auto":
-        return newest_good_checkpoint(run)
-    return read_checkpoint(Path(resume))
+    if str(resume) != "auto":
+        return Path(resume), read_checkpoint(Path(resume))
+    state = newest_good_checkpoint(run)
+    return None if state is None else (_path(run, state["step"]), state)
+
+
+def check_state(
+    source: Path, state: dict[str, Any], recipe: Recipe, model: Segmenter, data: dict[str, dict[str, Any]]
+) -> None:
+    """Raise CaasegError if a run cannot resume from a state, because it is of another model, optimizer or dataset.
+
+    Checkpoints of earlier versions do not name their data and architecture.
+
+    Args:
+        source: path of a checkpoint.
+        state: its content.
+        recipe: the settings now.
+        model: the model to train, on the CPU.
+        data: fingerprint per split; empty on other ranks than the first.
+    """
+    check_same_architecture(model, state["model"], state.get("config", {}), str(source))
+    for split, now in data.items():
+        if split in state.get("data", {}):
+            check_same_data(state["data"][split], now, split, source)
+    if (state["ema"] is None) != (recipe.optimizer.ema is None):
+        found = "no EMA weights" if state["ema"] is None else "EMA weights"
+        raise CaasegError(f"{source}: has {found}, but optimizer.ema is {recipe.optimizer.ema}; use the same setting")
+    try:
+        make_optimizer(model, recipe.optimizer).load_state_dict(state["optimizer"])
+        name = "adamw" if "betas" in state["optimizer"]["param_groups"][0] else "sgd"
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise CaasegError(f"{source}: the state of its optimizer does not fit the model ({error})") from error
+    if name != recipe.optimizer.name:
+        raise CaasegError(
+            f"{source}: its optimizer is {name}, but optimizer.name is {recipe.optimizer.name}; use the same"
+        )
+
+
+def check_finite(step: int, *models: Segmenter) -> None:
+    """Raise CaasegError if a weight or buffer is infinite or NaN."""
+    tensors = [pair for model in models for pair in model.state_dict().items() if pair[1].is_floating_point()]
+    finite = torch.stack([tensor.isfinite().all() for _, tensor in tensors]).tolist()
+    bad = [name for (name, _), is_finite in zip(tensors, finite, strict=True) if not is_finite]
+    if bad:
+        raise CaasegError(
+            f"step {step}: weights are not finite ({bad[0]} and {len(bad) - 1} more tensors), so they are not saved; "
+            "lower optimizer.lr, set optimizer.clip_grad_norm or a longer warm-up, and start a new run with another "
+            "--out"
+        )
 
 
 def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
     """Write the state of a run and delete all but the newest MAX_CHECKPOINTS checkpoints."""
-    path = run / DIRECTORY / f"step-{state['step']:08d}.pt"
+    path = _path(run, state["step"])
     for temporary in path.parent.glob(".step-*.part.pt"):  # left by a kill
         temporary.unlink()
-    with atomic_write(path) as temporary:
+    with explain_write_error(run, f"{DIRECTORY}/{path.name}"), atomic_write(path) as temporary:
         torch.save(state, temporary)
     for old in _newest_first(run)[MAX_CHECKPOINTS:]:
         old.unlink()
@@ -74,8 +133,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             raise ValueError(f"checksum of {damaged} is wrong")
         with warnings.catch_warnings(action="ignore", category=UserWarning):  # about pickles that it then refuses
             state = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(state, dict) or not state.keys() >= KEYS:
+        if not isinstance(state, dict) or not all(isinstance(state.get(key, ...), kind) for key, kind in KEYS.items()):
             raise ValueError(f"expected {', '.join(sorted(KEYS))}")
+        if not all(isinstance(tensor, Tensor) for part in ("model", "ema") for tensor in (state[part] or {}).values()):
+            raise ValueError("expected tensors as weights")
+        if state["best"] and not all(isinstance(state["best"].get(key), int | float) for key in ("step", "mean_iou")):
+            raise ValueError("expected the best step and its mean_iou")
+        data = state.get("data", {})
+        described = [state.get("config", {}), data, *(data.values() if isinstance(data, dict) else ())]
+        if not all(isinstance(part, dict) for part in described):
+            raise ValueError("expected dictionaries as config and data")
     except pickle.UnpicklingError as error:
         raise CaasegError(f"{path}: refused, because it contains more than tensors and plain values") from error
     except (ValueError, RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:
@@ -97,6 +164,10 @@ def newest_good_checkpoint(run: Path) -> dict[str, Any] | None:
 def newest_step(run: Path) -> int:
     """Return the step of the newest checkpoint, readable or not; 0 if there is none."""
     return max((int(path.stem.removeprefix("step-")) for path in _newest_first(run)), default=0)
+
+
+def _path(run: Path, step: int) -> Path:
+    return run / DIRECTORY / f"step-{step:08d}.pt"
 
 
 def _newest_first(run: Path) -> list[Path]:

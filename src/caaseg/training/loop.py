@@ -27,13 +27,16 @@ from caaseg.models import Prediction, Segmenter
 from caaseg.models.cuda_graphs import capture_coarse
 from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.models.predictor import Predictor
-from caaseg.training.checkpoints import write_checkpoint
+from caaseg.training.checkpoints import check_finite, write_checkpoint
 from caaseg.training.ema import EMA
-from caaseg.training.losses import CrossEntropy, Loss, log_class_weights, segmentation_loss
+from caaseg.training.losses import Loss, log_class_weights, make_loss, segmentation_loss
 from caaseg.training.memory import explain_out_of_memory, try_step
 from caaseg.training.metrics_log import MetricsLog
 from caaseg.training.optim import learning_rate, make_optimizer, set_learning_rate
-from caaseg.training.step_log import Progress, StepLog, sum_over_ranks
+from caaseg.training.ranks import copy_first_buffers, end_together, sum_over_ranks
+from caaseg.training.run_directory import explain_write_error
+from caaseg.training.setup import check_labels
+from caaseg.training.step_log import Progress, StepLog
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -50,15 +53,21 @@ class TrainingResult(NamedTuple):
     mean_iou: float | None  # validation score after the last step
     best_mean_iou: float | None
     best_step: int | None
+    recipe: Recipe  # with the resolved number of steps
     stopped_by: int | None = None  # the signal that stopped it
     evaluation: Evaluation | None = None  # of the final model; None if the run was stopped or finished before
     best_worst: BestWorstImages | None = None  # images of that evaluation
 
+    @property
+    def stopped_early(self) -> bool:
+        """Whether early stopping ended the run before its last step."""
+        return self.finished and self.step < self.recipe.steps
+
     @classmethod
-    def finished_before(cls, run: Path, state: dict[str, Any]) -> "TrainingResult":
+    def finished_before(cls, run: Path, state: dict[str, Any], recipe: Recipe) -> "TrainingResult":
         """Return the result of a run whose last checkpoint is its last step."""
         best = state["best"]
-        return cls(run, state["step"], True, None, best.get("mean_iou"), best.get("step"))
+        return cls(run, state["step"], True, None, best.get("mean_iou"), best.get("step"), recipe)
 
 
 def train_loop(
@@ -70,6 +79,7 @@ def train_loop(
     run: Path,
     *,
     state: dict[str, Any] | None = None,
+    identity: dict[str, Any] | None = None,
     loss: Loss | None = None,
     metrics: Sequence[MetricFactory] = (),
     progress: Callable[[Progress], None] | None = None,
@@ -84,6 +94,7 @@ def train_loop(
         val_data: the dataset to validate on.
         run: the run directory.
         state: a checkpoint to resume from.
+        identity: architecture and data of the run, for its checkpoints.
         loss: the loss; cross entropy as the recipe sets it if None.
         metrics: further validation metrics.
         progress: called every few steps on the first rank.
@@ -91,6 +102,8 @@ def train_loop(
     device, rank, ranks = fabric.device, fabric.global_rank, fabric.world_size
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
     model = fabric.to_device(model).to(memory_format=layout).train()  # type: ignore[call-overload]
+    if recipe.model.freeze_backbone:
+        model.backbone.eval()  # batch norm then uses its statistics and does not change them
     # One kernel updates all weights. Not in 16 bits: it would apply gradients before they are unscaled and clipped.
     fused = device.type == "cuda" and recipe.precision != "16"
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, recipe.optimizer, fused=fused))
@@ -105,7 +118,7 @@ def train_loop(
         if ema is not None:
             ema.model.load_state_dict(state["ema"])
     scored = model if ema is None else ema.model  # the model to validate and save
-    loss = loss or CrossEntropy(_class_weights(fabric, recipe, train_data), ohem=recipe.loss.ohem)
+    loss = loss or make_loss(recipe.loss, _class_weights(fabric, recipe, train_data))
 
     def prepare(images: Tensor) -> Tensor:
         """Normalize uint8 images on the device, (N, 3, H, W)."""
@@ -119,7 +132,8 @@ def train_loop(
             pin_memory=device.type == "cuda",
         )
     )  # fmt: skip
-    log = StepLog(recipe, MetricsLog(run, start) if fabric.is_global_zero else None, start, progress)
+    written = MetricsLog(run, start, recipe.loggers, recipe.as_dict()) if fabric.is_global_zero else None
+    log = StepLog(recipe, written, start, progress)
     evaluation, best_worst = None, None
     step = start
     crops = recipe.batch_size // ranks // recipe.accumulate
@@ -151,27 +165,37 @@ def train_loop(
             if ema is not None:
                 ema.update(model, step)
             step += 1
-            log.step(step, own_loss, batch.names)
+            log.step(step, own_loss, batch.names, count)
 
             stopping = stop.agreed()
-            is_last = step == recipe.steps
+            is_last = is_finished(recipe, step, best)  # with early stopping: unless this validation is the best one
             validate = is_last or step % recipe.validate_every == 0
-            save = is_last or stopping or step % recipe.checkpoint_every == 0
-            if not (validate or save):
+            if not (validate or stopping or step % recipe.checkpoint_every == 0):
                 continue
             log.flush()  # raises if the loss was not finite: such weights are not saved
+            with end_together():
+                check_finite(step, model, scored)
+            is_new_best = False
             if validate:
+                copy_first_buffers(scored)  # all ranks validate the model that is saved
                 best_worst = BestWorstImages(len(val_data.classes)) if is_last else None
                 evaluation = _validate(fabric, recipe, scored, val_data, metrics, best_worst)
+                saw_all = (step - start) * recipe.batch_size >= len(train_data) or (is_last and start == 0)
+                with end_together():
+                    in_training, in_validation = log.saw_labels or not saw_all, bool(evaluation.confusion.any())
+                    check_labels(recipe, in_training=in_training, in_validation=in_validation)
                 log.validation(step, evaluation)
-                if not best or evaluation.mean_iou > best["mean_iou"]:
+                is_new_best = not best or evaluation.mean_iou > best["mean_iou"]
+                if is_new_best:
                     best = {"step": step, "mean_iou": evaluation.mean_iou}
-                    if fabric.is_global_zero:
-                        save_model(scored, run / "best", recipe, step, evaluation.mean_iou)
-            if fabric.is_global_zero:
-                if is_last:  # before the checkpoint that marks the run as finished
-                    save_model(scored, run / "model", recipe, step, log.mean_iou)
-                if save:
+                    is_last = step == recipe.steps
+            save = is_last or stopping or step % recipe.checkpoint_every == 0
+            with end_together():  # the other ranks wait here
+                if fabric.is_global_zero and is_new_best:
+                    save_model(scored, run, "best", recipe, step, log.mean_iou)
+                if fabric.is_global_zero and is_last:  # before the checkpoint that marks the run as finished
+                    save_model(scored, run, "model", recipe, step, log.mean_iou)
+                if fabric.is_global_zero and save:
                     log.sync()
                     write_checkpoint(
                         run,
@@ -182,13 +206,13 @@ def train_loop(
                             "optimizer": optimizer.state_dict(),
                             "scaler": fabric.strategy.precision.state_dict(),
                             "best": best,
+                            **(identity or {}),
                         },
                     )
-            fabric.barrier()
             log.restart_clock(step)
-            if stopping:
+            if is_last or stopping:
                 break
-    finished = step >= recipe.steps
+    finished = is_finished(recipe, step, best)
     return TrainingResult(
         run,
         step,
@@ -196,10 +220,27 @@ def train_loop(
         log.mean_iou,
         best.get("mean_iou"),
         best.get("step"),
+        recipe,
         None if finished else stop.signal,
         evaluation if finished else None,
         best_worst,
     )
+
+
+def is_finished(recipe: Recipe, step: int, best: dict[str, Any]) -> bool:
+    """Return whether a run ends after a step, because it is the last or because of early stopping.
+
+    Early stopping counts the validations since the best one. It depends on checkpointed values only, so that a resumed
+    run ends at the same step.
+
+    Args:
+        recipe: the settings of the run.
+        step: number of finished steps.
+        best: step and mean IoU of the best validation so far; empty before the first one.
+    """
+    if recipe.early_stopping is None or not best or step % recipe.validate_every:
+        return step >= recipe.steps
+    return step >= recipe.steps or step - best["step"] >= recipe.early_stopping * recipe.validate_every
 
 
 class StopSignals:
@@ -236,11 +277,12 @@ class StopSignals:
         return agreed
 
 
-def save_model(model: Segmenter, directory: Path, recipe: Recipe, step: int, mean_iou: float | None) -> None:
-    """Save a model with a card that states how it was trained."""
+def save_model(model: Segmenter, run: Path, name: str, recipe: Recipe, step: int, mean_iou: float | None) -> None:
+    """Save a model in a directory of the run, with a card that states how it was trained."""
     score = "" if mean_iou is None else f" Mean IoU on {recipe.data.val_split}: {100 * mean_iou:.2f}."
     text = f"{step} of {recipe.steps} steps of {recipe.batch_size} images on {recipe.data.dataset}.{score}"
-    model.save_pretrained(directory, model_card_kwargs={"training": text})
+    with explain_write_error(run, name):
+        model.save_pretrained(run / name, model_card_kwargs={"training": text})
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:

@@ -34,7 +34,7 @@ def try_step(
         recipe: the settings of the run, for the message.
         crops: crops per forward pass.
     """
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     with explain_out_of_memory(lambda: "before the first step", recipe, crops), preserve_state(model):
         states = [torch.empty_like(parameter) for _ in range(num_optimizer_states) for parameter in parameters]
         torch.autograd.grad(compute_loss(), parameters, allow_unused=True)
@@ -93,7 +93,7 @@ def min_step_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
 
 
 def total_bytes() -> int | None:
-    """Return the memory of this machine, or None if the system does not tell."""
+    """Return the memory of this machine, or None if it is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -101,7 +101,7 @@ def total_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that is free now; the total where the system does not tell, None if it tells neither."""
+    """Return the memory that is free now; the total if that is unknown, None if both are unknown."""
     try:
         found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:

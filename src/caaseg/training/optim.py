@@ -15,11 +15,13 @@ def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, fused: bool = F
     """Create SGD or AdamW. Weight decay applies to kernels only; parameters outside the backbone have an LR factor."""
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         groups.setdefault((name.startswith("backbone."), parameter.ndim > 1), []).append(parameter)
     settings = [
         {
             "params": parameters,
-            "weight_decay": recipe.weight_decay if is_kernel else 0.0,
+            "weight_decay": recipe.weight_decay if is_kernel and (recipe.decay_backbone or not in_backbone) else 0.0,
             "factor": 1.0 if in_backbone else recipe.head_lr_factor,
         }
         for (in_backbone, is_kernel), parameters in groups.items()

@@ -5,36 +5,49 @@ highest validation score) and, when the run is finished, model/.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
-import torch.distributed as dist
-
-from caaseg.config import Recipe
+from caaseg.config import Architecture, Recipe
 from caaseg.data.cache import CachedDataset, estimated_bytes
+from caaseg.data.resized import ResizedDataset
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.files import atomic_write
-from caaseg.models import Segmenter
+from caaseg.models import Segmenter, load_model
 from caaseg.models.heads import resolve_head
 from caaseg.models.inference import check_implementation_runs
-from caaseg.recipes import load_recipe, save_recipe
-from caaseg.training.checkpoints import RECIPE, newest_step, state_to_resume
-from caaseg.training.loop import TrainingResult, train_loop
+from caaseg.models.saving import CONFIG, WEIGHTS
+from caaseg.recipes import load_recipe, recipe_text
+from caaseg.training.checkpoints import RECIPE, check_finite, check_state, newest_step, state_to_resume
+from caaseg.training.fingerprint import fingerprint
+from caaseg.training.loggers import check_loggers
+from caaseg.training.loop import TrainingResult, is_finished, save_model, train_loop
 from caaseg.training.losses import Loss
 from caaseg.training.memory import check_cache_fits, check_step_fits
+from caaseg.training.metrics_log import FILE as METRICS
+from caaseg.training.metrics_log import read_metrics
 from caaseg.training.optim import warn_about_warmup
+from caaseg.training.ranks import end_together, joined_ranks, launch
+from caaseg.training.run_directory import explain_write_error, lock_run
 from caaseg.training.setup import (
     Processes,
+    adopt_architecture,
+    are_ranks_running,
     build_model,
     check_classes_of,
     deterministic_algorithms,
     is_first_rank,
     make_fabric,
     open_datasets,
+    resolve_epochs,
     resolve_processes,
+    set_batch_norm_momentum,
     synchronize_batch_norm,
+    training_size,
 )
 from caaseg.training.step_log import Progress
 
@@ -58,31 +71,58 @@ def train(
     """Train a model; see `caaseg.train`, which also writes the report."""
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     run = Path(out)
+    if init_from is not None:
+        recipe = recipe.starting_from(str(init_from))
+    if recipe.init_from is not None:
+        if model is not None:
+            raise CaasegError(f"init_from is {recipe.init_from}, but a model of your own is given; leave out one")
+        recipe = adopt_architecture(recipe, _initial_architecture(recipe.init_from, run, resume))
+    check_loggers(recipe.loggers)
     processes = resolve_processes(device, devices)
     crops = _check_recipe(recipe, processes, model)
-    state = state_to_resume(recipe, run, resume)
     train_data, val_data = open_datasets(recipe) if data is None else data
     check_classes_of(recipe, train_data, val_data)
+    recipe = resolve_epochs(recipe, len(train_data))
     if processes.device.type != "cuda":
         check_step_fits(recipe, crops, len(train_data.classes))
-    model = model or build_model(recipe, train_data, init_from if state is None else None)
-    start = 0 if state is None else state["step"]
-    if start >= recipe.steps:
-        assert state is not None
-        return TrainingResult.finished_before(run, state)
-    model = synchronize_batch_norm(model, processes)
     if recipe.data.cache:
         check_cache_fits(estimated_bytes(train_data) + estimated_bytes(val_data), processes.local)
-        train_data, val_data = CachedDataset(train_data), CachedDataset(val_data)
-    if is_first_rank():
-        warn_about_warmup(recipe.steps, recipe.optimizer)
-        run.mkdir(parents=True, exist_ok=True)
-        with atomic_write(run / RECIPE) as temporary:
-            save_recipe(recipe, temporary)
-    joined_before = dist.is_available() and dist.is_initialized()
     fabric = make_fabric(processes, recipe.precision)
-    try:
-        fabric.launch()
+    with ExitStack() as directory, joined_ranks() as started:
+        if are_ranks_running():
+            launch(fabric)
+        with end_together():
+            if is_first_rank():
+                directory.enter_context(lock_run(run))
+            checkpoint = state_to_resume(recipe, run, resume)
+            state = None if checkpoint is None else checkpoint[1]
+            limit, sides = training_size(recipe, train_data)
+            initial = None if recipe.init_from is None or state is not None else load_model(recipe.init_from)
+            model = model or build_model(recipe, train_data, initial, sides)
+            if recipe.model.freeze_backbone:
+                model.backbone.requires_grad_(False)
+            identity = {
+                "config": model.config.as_dict(),
+                "data": {"train": fingerprint(train_data), "val": fingerprint(val_data)} if is_first_rank() else {},
+            }
+            if checkpoint is not None:
+                check_state(*checkpoint, recipe, model, identity["data"])
+            if state is not None and is_finished(recipe, state["step"], state["best"]):
+                if is_first_rank():
+                    _rebuild_model(recipe, run, model, state)
+                return TrainingResult.finished_before(run, state, recipe)
+            if is_first_rank():
+                warn_about_warmup(recipe.steps, recipe.optimizer)
+                read_metrics(run / METRICS)  # raises if a line is damaged
+                directory.enter_context(_saved_recipe(recipe, run))
+        model = synchronize_batch_norm(model, processes)
+        set_batch_norm_momentum(model, recipe.batch_norm_momentum)
+        if limit is not None:
+            train_data = ResizedDataset(train_data, limit)
+        if recipe.data.cache:
+            train_data, val_data = CachedDataset(train_data), CachedDataset(val_data)
+        if not are_ranks_running():
+            started += launch(fabric)
         with deterministic_algorithms(recipe.deterministic):
             return train_loop(
                 fabric,
@@ -92,15 +132,44 @@ def train(
                 val_data,
                 run,
                 state=state,
+                identity=identity,
                 loss=loss,
                 metrics=metrics,
                 progress=progress,
             )
+
+
+def _initial_architecture(init_from: str, run: Path, resume: str | Path | None) -> Architecture:
+    """Return the architecture of the model to start from. A run that is resumed does not need that model any more."""
+    if resume is not None and (run / RECIPE).is_file():
+        saved = load_recipe(run / RECIPE)
+        if saved.init_from == init_from:
+            return saved.model
+    config: Architecture = load_model(init_from).config
+    return config
+
+
+@contextmanager
+def _saved_recipe(recipe: Recipe, run: Path) -> Iterator[None]:
+    """Write recipe.yaml. If nothing is trained, delete it at the end: the directory is free for other settings."""
+    with explain_write_error(run, RECIPE), atomic_write(run / RECIPE) as temporary:
+        temporary.write_text(recipe_text(recipe))
+    try:
+        yield
     finally:
-        if start == newest_step(run) == 0 and is_first_rank():
-            (run / RECIPE).unlink(missing_ok=True)  # nothing was trained: the directory is free for other settings
-        if dist.is_available() and dist.is_initialized() and not joined_before:
-            dist.destroy_process_group()
+        if newest_step(run) == 0:
+            (run / RECIPE).unlink(missing_ok=True)
+
+
+def _rebuild_model(recipe: Recipe, run: Path, model: Segmenter, state: dict[str, Any]) -> None:
+    """Save the model of a finished run again if its files are missing."""
+    if all((run / "model" / name).is_file() for name in (CONFIG, WEIGHTS)):
+        return
+    model.load_state_dict(state["model"] if state["ema"] is None else state["ema"])
+    check_finite(state["step"], model)
+    scores = [line["val_mean_iou"] for line in read_metrics(run / METRICS) if "val_mean_iou" in line]
+    save_model(model, run, "model", recipe, state["step"], scores[-1] if scores else None)
+    logger.warning("%s: the model was missing and is saved again from the last checkpoint", run / "model")
 
 
 def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None) -> int:
@@ -110,6 +179,11 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
         raise CaasegError(
             f"batch_size is {recipe.batch_size}; expected a multiple of {parts}, "
             f"{processes.total} processes times {recipe.accumulate} accumulation steps"
+        )
+    if recipe.accumulate > 1 and (recipe.model if model is None else model.config).car:
+        raise CaasegError(
+            f"accumulate is {recipe.accumulate}, but the class centers of model.car need the whole batch at once; "
+            "use accumulate 1"
         )
     crops = recipe.batch_size // parts
     synchronized = processes.device.type == "cuda" and processes.total > 1

@@ -1,22 +1,26 @@
 """From a recipe to its parts: datasets, model, device and processes."""
 
 import logging
+import math
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor, nn
 
 from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find, open_dataset
+from caaseg.data.resized import short_sides
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
-from caaseg.models import Segmenter, load_model
+from caaseg.models import Segmenter
+from caaseg.models.saving import CLASSIFIERS
 from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.torchvision_compat import declare_missing_operators
+from caaseg.training import ranks
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -55,7 +59,7 @@ def resolve_processes(device: str, devices: int) -> Processes:
     if torch.distributed.is_torchelastic_launched():
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         return Processes(resolved, local, int(os.environ["WORLD_SIZE"]) // local)
-    if "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+    if are_ranks_running():
         machines = int(os.environ["SLURM_NNODES"])
         return Processes(resolved, int(os.environ["SLURM_NTASKS"]) // machines, machines)
     if resolved.type == "cuda":
@@ -65,10 +69,17 @@ def resolve_processes(device: str, devices: int) -> Processes:
     return Processes(resolved, devices, 1)
 
 
+def are_ranks_running() -> bool:
+    """Return whether torchrun or SLURM has started all ranks; otherwise the first rank starts the others."""
+    slurm = "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
+    return torch.distributed.is_torchelastic_launched() or slurm
+
+
 def make_fabric(processes: Processes, precision: str) -> "Fabric":
     """Create the engine that knows devices, processes and precision."""
     declare_missing_operators()  # lightning imports torchvision
     from lightning.fabric import Fabric
+    from lightning.fabric.strategies.ddp import DDPStrategy
 
     for name in ("lightning.fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -78,7 +89,7 @@ def make_fabric(processes: Processes, precision: str) -> "Fabric":
         accelerator=processes.device.type,
         devices=processes.local if index is None else [index],
         num_nodes=processes.machines,
-        strategy="ddp" if processes.total > 1 else "auto",
+        strategy=DDPStrategy(timeout=ranks.RANK_TIMEOUT) if processes.total > 1 else "auto",
         precision=mode,
     )
 
@@ -100,8 +111,8 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 def is_first_rank() -> bool:
     """Return whether this process is the one that writes and prints, before and after processes have joined."""
-    ranks = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-    return next((rank for rank in ranks if rank is not None), "0") == "0"
+    found = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+    return next((rank for rank in found if rank is not None), "0") == "0"
 
 
 def open_datasets(recipe: Recipe) -> tuple[SegmentationDataset, SegmentationDataset]:
@@ -134,39 +145,110 @@ def check_classes_of(recipe: Recipe, train: SegmentationDataset, val: Segmentati
         raise CaasegError(f"loss.class_weights has {len(weights)} numbers, but the dataset has {expected} classes")
 
 
-def build_model(recipe: Recipe, data: SegmentationDataset, init_from: str | Path | None = None) -> Segmenter:
-    """Create the model of a recipe for a dataset, with random weights or the weights of another model."""
+def resolve_epochs(recipe: Recipe, num_images: int) -> Recipe:
+    """Return the recipe with the number of steps that its epochs over `num_images` training images take."""
+    if recipe.epochs is None:
+        return recipe
+    return recipe.replace(steps=math.ceil(recipe.epochs * num_images / recipe.batch_size))
+
+
+def check_labels(recipe: Recipe, *, in_training: bool, in_validation: bool) -> None:
+    """Raise CaasegError if the training or the validation split has no labeled pixel."""
+    for split, has_labels in ((recipe.data.train_split, in_training), (recipe.data.val_split, in_validation)):
+        if not has_labels:
+            raise CaasegError(
+                f"split {split} of {recipe.data.dataset} has no labeled pixel: all are ignored, so nothing can be "
+                f"learned or scored; check the masks and classes with caaseg data check {recipe.data.dataset}"
+            )
+
+
+def training_size(recipe: Recipe, data: SegmentationDataset) -> tuple[int | None, tuple[int, int, int]]:
+    """Return the short side to resize training images to, if any, and smallest, median and largest short side then."""
+    sides, limit = short_sides(data), recipe.data.resize
+    if limit == "auto":
+        crop = max(recipe.data.crop)
+        limit = 2 * crop if sides[len(sides) // 2] > 3 * crop else None
+    resized = [side if limit is None else min(side, limit) for side in sides]
+    return limit, (resized[0], resized[len(resized) // 2], resized[-1])
+
+
+def adopt_architecture(recipe: Recipe, other: Architecture) -> Recipe:
+    """Return the recipe with the architecture of another model, except the settings that the recipe sets itself."""
+    names = Architecture.model_fields.keys() - recipe.model.model_fields_set
+    return recipe.replace(model=recipe.model.replace(**{name: getattr(other, name) for name in names}))
+
+
+def build_model(
+    recipe: Recipe,
+    data: SegmentationDataset,
+    other: Segmenter | None = None,
+    sides: tuple[int, int, int] | None = None,
+) -> Segmenter:
+    """Create the model of a recipe for a dataset, with random weights or the weights of another model.
+
+    Args:
+        recipe: the recipe.
+        data: gives the classes and their colors.
+        other: a model to take the weights from; those of its classifiers only if it has the same classes.
+        sides: smallest, median and largest short side of the training images.
+    """
     torch.manual_seed(recipe.seed)
-    architecture = {name: getattr(recipe.model, name) for name in Architecture.names()}
-    config = ModelConfig(
-        **architecture, num_classes=len(data.classes), classes=tuple(data.classes), palette=tuple(data.palette)
-    )
+    architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
+    classes = {"num_classes": len(data.classes), "classes": tuple(data.classes), "palette": tuple(data.palette)}
+    config = ModelConfig.read(architecture | classes | {"short_sides": sides})
     pretrained = recipe.model.pretrained
-    model = Segmenter(config, hub_weights=pretrained is True and init_from is None)
-    if init_from is not None:
-        with warnings.catch_warnings(record=True, action="always") as caught:
-            other = load_model(init_from, num_classes=config.num_classes)
-        _check_same_architecture(model, other, init_from)
-        for warning in caught:
-            logger.warning("%s", warning.message)
-        model.load_state_dict(other.state_dict())
+    model = Segmenter(config, hub_weights=pretrained is True and other is None)
+    if other is not None:
+        copy_weights(other, model, str(recipe.init_from))
     elif not isinstance(pretrained, bool):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model
 
 
-def _check_same_architecture(model: Segmenter, other: Segmenter, source: str | Path) -> None:
-    """Raise CaasegError if the weights do not fit, naming the settings that differ instead of the weights."""
+def copy_weights(source: Segmenter, target: Segmenter, name: str) -> None:
+    """Copy the weights of a model, without its classifiers if the classes differ. Log which parts are new.
+
+    Args:
+        source: the model to copy from.
+        target: the model to copy to.
+        name: path or name of the source.
+    """
+    weights, ours = source.state_dict(), target.state_dict()
+    theirs, classes = source.config, target.config
+    same = theirs.classes == classes.classes if theirs.classes else theirs.num_classes == classes.num_classes
+    new = "nothing is new"
+    if not same:
+        weights |= {key: tensor for key, tensor in ours.items() if key.startswith(CLASSIFIERS) and key in weights}
+        new = f"the classifiers are new, because its {theirs.num_classes} classes are not those of the dataset"
+    check_same_architecture(target, weights, theirs.as_dict(), name)
+    target.load_state_dict(weights)
+    loaded = f"backbone {theirs.backbone} and head {theirs.head} at output stride {theirs.output_stride}"
+    if is_first_rank():
+        logger.warning("%s: loaded %s%s; %s", name, loaded, " with decoder" if theirs.decoder else "", new)
+
+
+def check_same_architecture(
+    model: Segmenter, weights: Mapping[str, Tensor], config: Mapping[str, Any], source: str
+) -> None:
+    """Raise CaasegError if the weights do not fit, naming the settings that differ instead of the weights.
+
+    Args:
+        model: the model to load them into.
+        weights: weights of another model.
+        config: architecture settings of that model as JSON values, as far as they are known.
+        source: path of that model.
+    """
     try:
-        check_fits(model, other.state_dict(), str(source))
-    except ValueError as error:
-        settings = {name: (getattr(other.config, name), getattr(model.config, name)) for name in Architecture.names()}
-        listed = [f"{name} {theirs} instead of {ours}" for name, (theirs, ours) in settings.items() if theirs != ours]
+        check_fits(model, weights, source)
+    except CaasegError as error:
+        ours = model.config.as_dict()
+        settings = {name: (config[name], ours[name]) for name in Architecture.model_fields if name in config}
+        listed = [f"{name} {found} instead of {own}" for name, (found, own) in settings.items() if found != own]
         if not listed:
             raise
         raise CaasegError(
             f"{source}: its weights do not fit, because it has {', '.join(listed)}; set the same with --model.NAME, or "
-            "start from another model"
+            "leave them out"
         ) from error
 
 
@@ -179,3 +261,10 @@ def synchronize_batch_norm(model: Segmenter, processes: Processes) -> Segmenter:
     converted = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
     assert isinstance(converted, Segmenter)
     return converted
+
+
+def set_batch_norm_momentum(model: nn.Module, momentum: float | None) -> None:
+    """Set the momentum of all batch norm statistics; None leaves them unchanged."""
+    for module in model.modules():
+        if momentum is not None and isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = momentum

@@ -1,0 +1,117 @@
+"""Processes that train together, called ranks: sums over all of them, and errors that end all of them."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from subprocess import Popen, TimeoutExpired
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from caaseg.errors import CaasegError
+
+if TYPE_CHECKING:
+    from lightning.fabric import Fabric
+
+RANK_TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for the others before it ends."""
+GRACE_S = 10
+"""Seconds that a failed process has to print its message and end."""
+
+
+class LostRankError(CaasegError):
+    """Another process of the run has ended, or does not answer."""
+
+
+def is_distributed() -> bool:
+    """Return whether this process has joined others."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Sum a tensor over all ranks, in place."""
+    if is_distributed():
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def copy_first_buffers(module: nn.Module) -> None:
+    """Copy the buffers of the first rank to all ranks. On a CPU, the batch norms of each rank have other statistics."""
+    if is_distributed():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+
+@contextmanager
+def end_together() -> Iterator[None]:
+    """End all ranks if the block fails on any: the first rank raises the error, the others exit with code 2.
+
+    So there is one message. All ranks must enter the block; the block itself must not communicate.
+    """
+    error: CaasegError | OSError | None = None
+    try:
+        yield
+    except (CaasegError, OSError) as raised:
+        error = raised
+    errors: list[Any] = [error]
+    if is_distributed():
+        errors = [None] * dist.get_world_size()
+        dist.all_gather_object(errors, error)
+        if dist.get_rank() > 0 and any(errors):
+            sys.exit(2)
+    for found in errors:
+        if found is not None:
+            raise error or found
+
+
+@contextmanager
+def joined_ranks() -> Iterator[list["Popen[bytes]"]]:
+    """Yield a list for the processes that `launch` starts. At the end, leave the others; after an error, end them too.
+
+    Raises LostRankError if another rank has ended or does not answer.
+    """
+    joined_before = is_distributed()
+    started: list[Popen[bytes]] = []
+    try:
+        with _explain_lost_rank():
+            yield started
+    except BaseException as error:
+        _end_processes(started, error)
+        raise
+    finally:
+        if is_distributed() and not joined_before:
+            dist.destroy_process_group()
+
+
+def launch(fabric: "Fabric") -> list["Popen[bytes]"]:
+    """Start or join the other ranks. Return the processes that this one has started."""
+    fabric.launch()
+    processes: list[Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
+    started = processes.copy()
+    processes.clear()  # lightning kills this process when one of them fails, before it can print its message
+    return started
+
+
+@contextmanager
+def _explain_lost_rank() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        reason = "does not answer" if "Timed out" in str(error) else "has ended"
+        raise LostRankError(
+            f"another process of this run {reason}; see its message, then continue with --resume auto"
+        ) from error
+
+
+def _end_processes(processes: Sequence["Popen[bytes]"], error: BaseException) -> None:
+    """End the started processes after an error. If one of them has failed, it has time to print its message first."""
+    for process in processes:
+        if isinstance(error, LostRankError):
+            with suppress(TimeoutExpired):  # a stopped process
+                process.wait(GRACE_S)
+        process.kill()
+        process.wait()

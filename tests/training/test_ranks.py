@@ -1,0 +1,130 @@
+"""All ranks of a run end together."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from caaseg.errors import CaasegError
+from caaseg.evaluation.evaluate import evaluate
+from caaseg.models import load_model
+from caaseg.models.predictor import Predictor
+from caaseg.recipes import load_recipe
+from caaseg.training.checkpoints import read_checkpoint
+from caaseg.training.metrics_log import read_metrics
+from caaseg.training.ranks import LostRankError, end_together, joined_ranks
+from caaseg.training.setup import open_split
+from tests import processes
+from tests.processes import exit_with_command, run_ranks
+from tests.training.small import WORDS
+
+
+def run_two_ranks(fault: str, out: Path) -> tuple[str, list[str]]:
+    """Return the exit codes of both ranks, and the error messages of the command."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.training.two_ranks", fault, str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert "Traceback" not in result.stderr, result.stderr
+    messages = [line for line in result.stderr.splitlines() if line.startswith("caaseg: ")]
+    return result.stdout.splitlines()[-1], messages
+
+
+def fail_in_rank_1(rank: int, directory: Path) -> None:
+    """Work without an error on both ranks, then with an error on rank 1."""
+    dist.init_process_group("gloo", init_method=f"file://{directory / 'store'}", rank=rank, world_size=2)
+    for failing in (None, 1):
+        try:
+            with end_together():
+                if failing == rank:
+                    raise CaasegError(f"no {rank}")
+        except CaasegError as error:
+            (directory / f"error-{rank}").write_text(str(error))
+            sys.exit(2)
+
+
+def test_an_error_of_any_rank_is_raised_by_the_first_and_ends_the_others(tmp_path: Path) -> None:
+    ranks = [processes.start(fail_in_rank_1, rank, tmp_path) for rank in (0, 1)]
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [2, 2]
+    assert (tmp_path / "error-0").read_text() == "no 1"
+    assert not (tmp_path / "error-1").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_validate_the_model_that_is_saved(tmp_path: Path) -> None:
+    """On a CPU, the batch norms of each process have statistics of their own."""
+    intervals = ["--steps", "40", "--validate_every", "20", "--checkpoint_every", "20"]
+    words = [*WORDS, "--batch_size", "4", *intervals, "--optimizer.ema", "0.9"]
+    command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path), *words]
+    assert run_ranks(exit_with_command, command) == [0, 0]
+    (logged,) = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["step"] == 20 and "val_iou" in line]
+    model = load_model(tmp_path / "model")
+    model.load_state_dict(read_checkpoint(tmp_path / "checkpoints" / "step-00000020.pt")["ema"])
+    found = evaluate(Predictor(model), open_split(load_recipe(tmp_path / "recipe.yaml"), "val"))
+    assert (logged["val_pixel_accuracy"], logged["val_mean_iou"]) == (found.pixel_accuracy, found.mean_iou)
+
+
+@pytest.mark.slow
+def test_a_directory_that_the_first_rank_refuses_ends_all_ranks_with_one_message(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    message = f"caaseg: {tmp_path / 'run'}: contains a run; resume it with --resume auto, or choose another --out"
+    assert run_two_ranks("none", tmp_path / "run") == ("exit codes 2 2", [message])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "codes", "message"),
+    [
+        ("kill", "2 -9", "another process of this run has ended; see its message, then continue with --resume auto"),
+        ("stop", "2 -9", "another process of this run does not answer; see its message, then continue with"),
+        ("nan", "2 2", "step 2: the loss is nan for the files train-0-00000"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_others_with_one_message(
+    tmp_path: Path, fault: str, codes: str, message: str
+) -> None:
+    found, messages = run_two_ranks(fault, tmp_path / "run")
+    assert found == f"exit codes {codes}"
+    assert len(messages) == 1
+    assert messages[0].startswith(f"caaseg: {message}")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000001.pt"]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path: Path) -> None:
+    """The run fails when it saves its best model, because best is a file."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "best").write_text("a file where a directory is to be written")
+    words = [
+        "train",
+        "scenes/caa_resnet18",
+        "--device",
+        "cpu",
+        "--devices",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+        *WORDS,
+    ]
+    command = [sys.executable, "-W", "ignore", "-m", "caaseg", *words, "--model.head", "fcn"]
+    # The pipe is closed when the last process that writes to it has ended.
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert result.returncode == 2
+    messages = [line for line in result.stderr.splitlines() if line.startswith("caaseg: ")]
+    assert len(messages) == 1, result.stderr
+    assert messages[0].startswith(f"caaseg: {tmp_path / 'run' / 'best'}: cannot be written (")
+
+
+def test_the_error_of_a_lost_rank_is_told_from_others() -> None:
+    error = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
+    with pytest.raises(LostRankError, match="another process of this run has ended; see its message"), joined_ranks():
+        raise RuntimeError(error)
+    with pytest.raises(RuntimeError, match="a bug"), joined_ranks():
+        raise RuntimeError("a bug")
+
+
+def test_without_other_ranks_an_error_is_raised_as_it_is() -> None:
+    with pytest.raises(PermissionError, match="denied"), end_together():
+        raise PermissionError("denied")
