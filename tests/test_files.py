@@ -1,13 +1,17 @@
-"""Atomic writes: a file is complete or absent, also with concurrent writers."""
+"""Atomic writes: a file is complete or absent, also with concurrent writers. Hostile YAML and JSON files."""
 
 import multiprocessing
 import os
 import re
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
-from caaseg.files import atomic_write, remove_stale_temporaries
+from caaseg.errors import CaasegError
+from caaseg.files import atomic_write, lock_name, read_json, read_yaml, remove_stale_temporaries
+from tests import processes
+from tests.locks import hold_lock
 
 
 def test_a_file_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -89,3 +93,85 @@ def test_only_temporary_files_of_the_path_are_removed(tmp_path: Path) -> None:
     remove_stale_temporaries(tmp_path / "a[1].png")
     assert {found.name for found in tmp_path.iterdir()} == set(others)
     remove_stale_temporaries(tmp_path / "nowhere" / "a.png")
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 40))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (BOMB, r"aliases are not supported in .*, line 2, column 10"),
+        ("a: &a [*a]", "aliases are not supported"),
+        ("[" * 3000 + "]" * 3000, "nested more than 20 deep"),
+        ("\n".join(" " * k + f"a{k}:" for k in range(100)), "nested more than 20 deep"),
+        ("[" * 21 + "]" * 21, "nested more than 20 deep"),
+        ("a: " + "b" * (1 << 20), "more than 1,048,576 bytes"),
+        ("a: 2024-13-99", "month must be in 1..12"),
+        ("a: !!timestamp x", "NoneType"),
+        ("a: !!bool x", "'x'"),
+        ("a: !!int ''", "index out of range"),
+        (f"a: {'1' * 5000}", "Exceeds the limit"),
+        ("a: !!python/name:os.system x", "could not determine a constructor"),
+        ("a: \udcff", "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_hostile_yaml_file_is_one_message(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(text, errors="surrogateescape")
+    message = rf"^{re.escape(str(path))}: cannot be read as YAML \(.*{reason}[^\n]*\); correct it$"
+    with pytest.raises(CaasegError, match=message):
+        read_yaml(path, "correct it")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested more than 20 deep"),
+        ('{"a": ' * 21 + "1" + "}" * 21, "nested more than 20 deep"),
+        (f'["{"b" * (1 << 20)}"]', "more than 1,048,576 bytes"),
+        ("1" * 5000, "Exceeds the limit"),
+        ("{", "Expecting property name"),
+        ("\udcff", "'utf-8' codec can't decode byte 0xff"),
+    ],
+)
+def test_a_hostile_json_file_is_one_message(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text, errors="surrogateescape")
+    message = rf"^{re.escape(str(path))}: cannot be read as JSON \(.*{reason}[^\n]*\); correct it$"
+    with pytest.raises(CaasegError, match=message):
+        read_json(path, "correct it")
+
+
+def test_yaml_and_json_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text('{"a": [1, 2.5, null, true, "ä"]}', encoding="utf-8")
+    assert read_yaml(path, "") == read_json(path, "") == {"a": [1, 2.5, None, True, "ä"]}
+    path.write_text("[" * 20 + "]" * 20)
+    assert read_yaml(path, "") == read_json(path, "")
+
+
+def test_a_lock_of_another_process_is_reported_or_waited_for(tmp_path: Path) -> None:
+    ready = multiprocessing.get_context("fork").SimpleQueue()
+    other = processes.start(hold_lock, tmp_path, "a", ready)
+    got: list[bool] = []
+
+    def wait_for_lock() -> None:
+        with lock_name(tmp_path, "a", wait=True) as locked:
+            got.append(locked)
+
+    try:
+        assert ready.get()
+        with lock_name(tmp_path, "a", wait=False) as locked:
+            assert not locked
+        with lock_name(tmp_path, "b", wait=False) as locked:
+            assert locked
+        waiting = Thread(target=wait_for_lock)
+        waiting.start()
+        waiting.join(0.2)
+        assert got == []
+    finally:
+        other.kill()  # the operating system releases its lock
+        other.join()
+    waiting.join()
+    assert got == [True]

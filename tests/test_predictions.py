@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import caaseg
 from caaseg.cli import main
+from caaseg.config import ModelConfig
 from caaseg.data.catalogue import DATASETS
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.decode import read_image
@@ -28,11 +29,13 @@ from caaseg.data.inputs import InputImage, find_images
 from caaseg.data.labels import distinct_colors
 from caaseg.drawing.overlays import overlay
 from caaseg.evaluation.metrics import ConfusionMatrix
+from caaseg.models import load_model
 from caaseg.models.inference import LoadedModel, load_for_inference
 from caaseg.models.predictor import Predictor
 from caaseg.predictions import PredictOptions, PredictTask, predict_images
 from tests.data.damage import encoded_images, mutated
 from tests.locks import hold_lock
+from tests.processes import exit_with_command, run_ranks
 from tests.small_models import scene, varied_model
 
 CLASSES = 6
@@ -70,18 +73,22 @@ def predict(model: Path, *words: str) -> int:
     return main(["predict", str(model), *words, "--device", "cpu"])
 
 
+def digest(model: Path) -> str:
+    return load_for_inference(str(model)).digest
+
+
 def results(out: Path) -> dict[str, int]:
     """Every file, with when it was written."""
     return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in sorted(out.rglob("*")) if path.is_file()}
 
 
-def test_labels_overlays_and_probabilities_of_a_folder(model: Path, place: Path) -> None:
+def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Path, place: Path) -> None:
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
     names = ("a/x", "b/x", "y")
     files = {f"labels/{n}.png" for n in names} | {f"overlays/{n}.jpg" for n in names}
-    files |= {f"probabilities/{n}.npy" for n in names} | {"predict.json"}
+    files |= {f"probabilities/{n}.npy" for n in names} | {f"metadata/{n}.json" for n in names} | {"predict.json"}
     assert set(results(place / "out")) == files
-    network = caaseg.load_model(model)
+    network = load_model(model)
     for name, source in (("a/x", "photos/a/x.png"), ("b/x", "photos/b/x.png"), ("y", "photos/y.jpg")):
         image = read_image(Path(source))
         expected = Predictor(network).scores(image[None])[0]
@@ -98,17 +105,18 @@ def test_labels_overlays_and_probabilities_of_a_folder(model: Path, place: Path)
         np.testing.assert_allclose(kept, expected.softmax(0).permute(1, 2, 0), atol=1e-3)
 
 
-def test_the_palette_is_the_model_s_own(place: Path) -> None:
+def test_labels_have_the_palette_of_the_model(place: Path) -> None:
     palette = [(k, 2 * k, 255 - k) for k in range(3)]
     varied_model(3, classes=["road", "tree", "sky"], palette=palette).save_pretrained(place / "own")
     assert predict(place / "own", "photos/y.jpg", "--out", "out") == 0
     with Image.open(place / "out/labels/y.png") as image:
         assert image.getpalette()[:9] == [value for color in palette for value in color]  # type: ignore[index]
-    made_by = json.loads((place / "out/predict.json").read_text())["made_by"]
-    assert made_by["classes"] == ["road", "tree", "sky"]
+    record = json.loads((place / "out/predict.json").read_text())
+    assert record["classes"] == ["road", "tree", "sky"]
+    assert record["palette"] == [list(color) for color in palette]
 
 
-def test_results_are_upright_as_a_viewer_shows_the_picture(model: Path, place: Path) -> None:
+def test_results_follow_the_exif_rotation_of_the_image(model: Path, place: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6  # to be turned clockwise
     save(0, place / "turned.png", exif=turned)
@@ -116,7 +124,7 @@ def test_results_are_upright_as_a_viewer_shows_the_picture(model: Path, place: P
     upright = np.ascontiguousarray(np.rot90(scene(0).permute(1, 2, 0).numpy(), k=-1))
     labels = values(place / "out/labels/turned.png")
     assert labels.shape == (96, 72)
-    assert np.array_equal(labels, Predictor(caaseg.load_model(model))(upright))
+    assert np.array_equal(labels, Predictor(load_model(model))(upright))
     with Image.open(place / "out/overlays/turned.jpg") as image:
         assert image.size == (72, 96)
         assert not image.getexif()
@@ -124,10 +132,10 @@ def test_results_are_upright_as_a_viewer_shows_the_picture(model: Path, place: P
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
-def test_the_options_are_those_of_a_predictor(model: Path, place: Path, average: str) -> None:
+def test_options_give_the_results_of_a_predictor_with_the_same_options(model: Path, place: Path, average: str) -> None:
     words = ["--scales", "0.5,1.0", "--flip", "--average", average, "--output-stride", "8", "--precision", "bf16"]
     assert predict(model, "photos/y.jpg", "--out", "out", "--probabilities", *words) == 0
-    network = caaseg.models.with_output_stride(caaseg.load_model(model), 8)
+    network = caaseg.models.with_output_stride(load_model(model), 8)
     predictor = Predictor(network, scales=(0.5, 1.0), flip=True, average=average, precision="bf16")  # type: ignore[arg-type]
     scores = predictor.scores(read_image(Path("photos/y.jpg"))[None])[0]
     probabilities = scores.softmax(0) if average == "logits" else scores
@@ -136,12 +144,12 @@ def test_the_options_are_those_of_a_predictor(model: Path, place: Path, average:
     assert (values(place / "out/labels/y.png") == scores.argmax(0).numpy()).mean() > 0.98
 
 
-def test_windows_are_blended_and_two_grids_compared(
+def test_windows_are_blended_and_compared_with_a_shifted_grid(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--compare-grids", "--json", "out.json"]
     assert predict(model, *words) == 0
-    expected = Predictor(caaseg.load_model(model), window=(48, 33))(place / "photos/y.jpg")
+    expected = Predictor(load_model(model), window=(48, 33))(place / "photos/y.jpg")
     found = values(place / "out/labels/y.png")
     assert (found == expected).mean() > 0.999  # but for rounding
     (picture,) = json.loads((place / "out.json").read_text())["pictures"]
@@ -159,22 +167,23 @@ def test_windows_are_blended_and_two_grids_compared(
 
 
 @pytest.mark.parametrize(
-    ("size", "num_classes", "expected"),
+    ("size", "num_classes", "is_tiled"),
     [
-        ((2048, 2048), 32, (2048, 2048)),
-        ((2048, 2049), 32, (513, 513)),
-        ((1024, 1024), 128, (1024, 1024)),
-        ((1024, 1025), 128, (513, 513)),
+        ((2048, 2048), 32, False),
+        ((2048, 2049), 32, True),
+        ((1024, 1024), 128, False),
+        ((1024, 1025), 128, True),
     ],
 )
-def test_large_pictures_are_cut(size: tuple[int, int], num_classes: int, expected: tuple[int, int]) -> None:
-    model = LoadedModel(nn.Identity(), num_classes, None, (), "")
-    assert PredictTask(model=model, options=PredictOptions(), out=Path()).window(size) == expected
-    forced = PredictOptions(window=(99, 77))
-    assert PredictTask(model=model, options=forced, out=Path()).window(size) == (99, 77)
+def test_large_images_are_tiled(size: tuple[int, int], num_classes: int, is_tiled: bool) -> None:
+    model = nn.Identity()
+    model.config = ModelConfig(num_classes=num_classes)  # type: ignore[assignment]
+    assert caaseg.Predictor(model).is_tiled(size) == is_tiled
+    assert caaseg.Predictor(model, window=(99, 77)).is_tiled(size)
+    assert not caaseg.Predictor(model, size=500).is_tiled(size)  # after resizing
 
 
-def test_a_repeated_command_does_what_is_missing_and_nothing_else(
+def test_a_repeated_command_predicts_only_missing_and_changed_images(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos", "--out", "out") == 0
@@ -188,7 +197,7 @@ def test_a_repeated_command_does_what_is_missing_and_nothing_else(
     (place / "out/overlays/b/x.jpg").unlink()
     assert predict(model, "photos", "--out", "out") == 0
     assert capsys.readouterr().out.startswith("2 predicted, 1 there already")
-    expected = Predictor(caaseg.load_model(model))(place / "photos/a/x.png")
+    expected = Predictor(load_model(model))(place / "photos/a/x.png")
     assert np.array_equal(values(place / "out/labels/a/x.png"), expected)
     assert results(place / "out")["labels/y.png"] == first["labels/y.png"]
 
@@ -200,7 +209,26 @@ def test_a_repeated_command_does_what_is_missing_and_nothing_else(
     assert (place / "out/probabilities/b/x.npy").exists()
 
 
-def test_what_was_asked_for_before_is_kept(model: Path, place: Path) -> None:
+def test_the_content_of_an_image_file_decides_whether_it_is_predicted_again(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An edited image may have the same number of bytes and the same modification time; a copy has another time."""
+    path = place / "photos/z.bmp"  # not compressed: all images of one size have the same number of bytes
+    save(0, path)
+    status = path.stat()
+    assert predict(model, "photos/z.bmp", "--out", "out") == 0
+    save(1, path)
+    assert path.stat().st_size == status.st_size
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    capsys.readouterr()
+    assert predict(model, "photos/z.bmp", "--out", "out") == 0
+    assert capsys.readouterr().out.startswith("1 predicted, 0 there already")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
+    assert predict(model, "photos/z.bmp", "--out", "out") == 0
+    assert capsys.readouterr().out.startswith("0 predicted, 1 there already")
+
+
+def test_results_that_are_not_requested_again_are_kept(model: Path, place: Path) -> None:
     words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--json", "out.json"]
     kept = place / "out/probabilities/y.npy"
     assert predict(model, *words, "--probabilities") == 0
@@ -215,13 +243,13 @@ def test_what_was_asked_for_before_is_kept(model: Path, place: Path) -> None:
     assert 0 < picture["grid_disagreement"] < 1
 
 
-def test_where_nothing_was_predicted_other_options_are_none(model: Path, place: Path) -> None:
+def test_a_directory_without_predictions_may_be_used_with_other_options(model: Path, place: Path) -> None:
     assert predict(model, "nowhere", "--out", "out") == 2
     assert predict(model, "photos/y.jpg", "--out", "out", "--flip") == 0
     assert predict(model, "photos/y.jpg", "--out", "out") == 2
 
 
-def test_another_model_or_other_options_into_one_folder_are_an_error(
+def test_predictions_of_another_model_or_other_options_in_the_directory_are_an_error(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos/y.jpg", "--out", "out") == 0
@@ -234,19 +262,45 @@ def test_another_model_or_other_options_into_one_folder_are_an_error(
     network.save_pretrained(place / "other")
     capsys.readouterr()
     for words, what in (
-        ([str(model), "--flip"], "flip"),
-        ([str(model), "--scales", "0.5,1", "--window", "64"], "scales and a different window"),
-        ([str(place / "other")], "model"),
+        ([str(model), "--flip"], "flip false, not true"),
+        ([str(model), "--scales", "2", "--window", "64"], "scales [1.0], not [2.0] and with window null, not [64, 64]"),
+        ([str(model), "--output-stride", "8"], "output_stride 16, not 8"),
+        ([str(place / "other")], f'model_sha256 "{digest(model)}", not "{digest(place / "other")}"'),
     ):
         assert main(["predict", words[0], "photos", "--out", "out", *words[1:]]) == 2
-        assert f"out: has predictions with a different {what}; use another --out" in capsys.readouterr().err
+        assert f"out: has predictions with {what}; use another --out" in capsys.readouterr().err
     assert results(place / "out") == before
     (place / "out/predict.json").write_text("[]")
     assert predict(model, "photos", "--out", "out") == 2
     assert "out/predict.json: not a record of predictions" in capsys.readouterr().err
 
 
-def test_bad_files_are_reported_and_the_rest_goes_on(
+def test_predict_never_replaces_the_labels_of_a_dataset(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(0, place / "my/images/x.png")
+    (place / "my/labels").mkdir()
+    (place / "my/labels/x.png").write_bytes(b"drawn by hand")
+    before = results(place / "my")
+    assert predict(model, "my/images", "--out", "my") == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("caaseg: my/labels: has files, and caaseg predict did not write them, because there")
+    assert captured.err.count("\n") == 1
+    assert results(place / "my") == before
+
+
+def test_names_with_markup_and_escape_sequences_are_printed_escaped(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "photos/a\x1b[2J\nb.png").write_text("not an image")
+    assert predict(model, "photos", "--out", "[/]run\x1b[2J", "--json", "[/b].json") == 2
+    captured = capsys.readouterr()
+    assert captured.out == "3 predicted, 0 there already, 1 failed: [/]run\\x1b[2J\nnumbers: [/b].json\n"
+    assert captured.err.startswith("caaseg: photos/a\\x1b[2J\\nb.png: not an image")
+    assert captured.err.count("\n") == 1
+
+
+def test_bad_files_are_reported_and_the_other_images_are_predicted(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (place / "photos/a/bad.png").write_text("not an image")
@@ -271,7 +325,7 @@ def test_bad_files_are_reported_and_the_rest_goes_on(
     assert content["faults"][0].startswith("photos/*.gif: ")
 
 
-def test_a_name_that_cannot_be_written_does_not_stop_the_rest(
+def test_a_name_that_cannot_be_written_does_not_stop_the_other_images(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "n" * 250 + ".png"  # which with anything more is too long for the file system
@@ -286,13 +340,16 @@ def test_a_name_that_cannot_be_written_does_not_stop_the_rest(
     assert len(json.loads((place / "out.json").read_text())["pictures"]) == 5
 
 
-def test_results_may_go_among_the_inputs(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_directory_may_be_inside_the_input_directory(
+    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for out in ("photos", "photos/results"):
         for done in ("3 predicted, 0 there already", "0 predicted, 3 there already"):
             assert predict(model, "photos", "--out", out) == 0
             assert capsys.readouterr().out.startswith(done)
         shutil.rmtree(place / out / "labels")
         shutil.rmtree(place / out / "overlays")
+        shutil.rmtree(place / out / "metadata")
         (place / out / "predict.json").unlink()
 
 
@@ -321,7 +378,9 @@ class Failing(nn.Module):
         (RuntimeError("kernel size\nlong"), "wide.png: the model failed on it (kernel size); try another --window"),
     ],
 )
-def test_a_picture_on_which_the_model_fails_does_not_stop_the_rest(error: Exception, message: str, place: Path) -> None:
+def test_an_image_on_which_the_model_fails_does_not_stop_the_other_images(
+    error: Exception, message: str, place: Path
+) -> None:
     Image.new("RGB", (120, 10)).save("wide.png")
     pictures = [InputImage(Path("wide.png"), Path("wide")), InputImage(Path("photos/y.jpg"), Path("y"))]
     model = LoadedModel(Failing(error), 3, None, distinct_colors(3), "")
@@ -331,12 +390,13 @@ def test_a_picture_on_which_the_model_fails_does_not_stop_the_rest(error: Except
     assert good.labels == str(place / "out/labels/y.png")
 
 
-def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_the_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     (place / "out/labels").mkdir(parents=True)
     monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the place beside is known
-    monkeypatch.setattr("caaseg.predictions.remove_stale_temporaries", lambda _: None)  # and what is put there stays
+    # Keep the link that is put there.
+    monkeypatch.setattr("caaseg.prediction_directory.remove_stale_temporaries", lambda _: None)
     (place / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
     task = PredictTask(
         model=LoadedModel(nn.Identity(), 3, None, distinct_colors(3), ""), options=PredictOptions(), out=place / "out"
@@ -352,13 +412,13 @@ def test_a_full_disk_stops_it_all(place: Path, monkeypatch: pytest.MonkeyPatch) 
     ("words", "message"),
     [
         (["--out", "photos/y.jpg"], "--out is 'photos/y.jpg', which is a file; expected a new or existing directory"),
-        (["--out", "out", "--scales", "big"], "--scales is big; expected a list of numbers above 0"),
-        (["--out", "out", "--window", "1x2x3"], "--window is 1x2x3; expected 2 integers from 1"),
-        (["--out", "out", "--max-pixels", "0"], "--max-pixels is 0; expected an integer of 1 or more"),
+        (["--out", "out", "--scales", "big"], "--scales is ['big']; expected a valid number"),
+        (["--out", "out", "--window", "1x2x3"], "--window is '1x2x3'; expected at most 2 items"),
+        (["--out", "out", "--max-pixels", "0"], "--max-pixels is 0; expected greater than or equal to 1"),
         (["--out", "out", "--json", "photos"], "--json is 'photos'; expected the name of a file"),
     ],
 )
-def test_bad_words_end_with_one_message(
+def test_bad_options_give_one_message(
     model: Path, place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos", *words) == 2
@@ -369,7 +429,7 @@ def test_bad_words_end_with_one_message(
     assert not (place / "out").exists()
 
 
-def test_the_limit_of_pixels_can_be_moved(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pixel_limit_is_an_option(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96 - 1)) == 2
     assert "photos/y.jpg: 96 x 72 pixels; expected at most 6,911; resize or crop the image, or raise" in (
         capsys.readouterr().err
@@ -381,7 +441,22 @@ def command(model: Path, *words: str) -> list[str]:
     return ["predict", str(model), *words, "--device", "cpu"]
 
 
-def test_processes_of_torchrun_share_the_list(model: Path, place: Path) -> None:
+def check_shared_outcomes(place: Path, out: str, err: str) -> None:
+    """Check the output of two processes that predicted three images and one bad file."""
+    assert out.count("3 predicted, 0 there already, 1 failed: out") == 1, err
+    assert err.count("caaseg: photos/bad.png: not an image") == 1
+    assert len(json.loads((place / "out.json").read_text())["pictures"]) == 4
+    assert len(list((place / "out/labels").rglob("*.png"))) == 3
+
+
+def test_two_ranks_share_the_images(model: Path, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (place / "photos/bad.png").write_text("not an image")
+    assert run_ranks(exit_with_command, command(model, "photos", "--out", "out", "--json", "out.json")) == [2, 0]
+    check_shared_outcomes(place, *capfd.readouterr())
+
+
+@pytest.mark.slow
+def test_processes_of_torchrun_share_the_images(model: Path, place: Path) -> None:
     (place / "photos/bad.png").write_text("not an image")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
     result = subprocess.run(
@@ -393,13 +468,10 @@ def test_processes_of_torchrun_share_the_list(model: Path, place: Path) -> None:
         check=False,
     )
     assert result.returncode != 0
-    assert result.stdout.count("3 predicted, 0 there already, 1 failed: out") == 1, result.stderr
-    assert result.stderr.count("caaseg: photos/bad.png: not an image") == 1
-    assert len(json.loads((place / "out.json").read_text())["pictures"]) == 4
-    assert len(list((place / "out/labels").rglob("*.png"))) == 3
+    check_shared_outcomes(place, result.stdout, result.stderr)
 
 
-def test_an_image_that_another_process_holds_comes_last_and_is_waited_for(model: Path, place: Path) -> None:
+def test_an_image_locked_by_another_process_is_predicted_last(model: Path, place: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready = context.Queue()
     (place / "out").mkdir()
@@ -425,9 +497,19 @@ def test_an_image_that_another_process_holds_comes_last_and_is_waited_for(model:
         other.join()
 
 
-@pytest.mark.parametrize("flip", [False, True])
-@pytest.mark.parametrize("scales", ["1.0", "0.5,1.0,1.25"])
-@pytest.mark.parametrize("window", [None, "48x33"])
+@pytest.mark.parametrize(
+    ("window", "scales", "flip"),
+    [
+        (None, "1.0", False),
+        ("48x33", "0.5,1.25", True),
+        pytest.param(None, "0.5,1.0,1.25", False, marks=pytest.mark.slow),
+        pytest.param(None, "0.5,1.0,1.25", True, marks=pytest.mark.slow),
+        pytest.param(None, "1.0", True, marks=pytest.mark.slow),
+        pytest.param("48x33", "1.0", False, marks=pytest.mark.slow),
+        pytest.param("48x33", "1.0", True, marks=pytest.mark.slow),
+        pytest.param("48x33", "0.5,1.0,1.25", False, marks=pytest.mark.slow),
+    ],
+)
 def test_evaluate_scores_the_labels_that_predict_writes(
     model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, window: str | None, scales: str, flip: bool
 ) -> None:
@@ -450,7 +532,7 @@ def test_evaluate_scores_the_labels_that_predict_writes(
     assert (matrix.counts.sum(0) > 0).sum() > 3  # predicted classes
 
 
-def test_what_a_killed_process_left_is_cleared_up(model: Path, place: Path) -> None:
+def test_temporary_files_of_a_killed_process_are_deleted(model: Path, place: Path) -> None:
     left = [place / f"out/{name}" for name in ("labels/.y.0123456789ab.part.png", "overlays/.y.0123456789ab.part.jpg")]
     for path in left:
         path.parent.mkdir(parents=True)
@@ -461,7 +543,7 @@ def test_what_a_killed_process_left_is_cleared_up(model: Path, place: Path) -> N
 
 
 @pytest.mark.slow
-def test_two_plain_processes_share_the_list_and_one_that_is_killed_loses_nothing(model: Path, place: Path) -> None:
+def test_two_processes_share_the_images_and_redo_those_of_a_killed_one(model: Path, place: Path) -> None:
     for k in range(40):
         save(k % 8, place / f"photos/many/{k}.png")
     launch = [sys.executable, "-m", "caaseg", *command(model, "photos", "--out", "out", "--scales", "1,2,3")]
@@ -521,23 +603,16 @@ def test_500_damaged_files_end_in_results_or_messages(model: Path, place: Path) 
     damaged(model, place, 500, seed=1)
 
 
-MEASURED = """
-import resource, sys
-from caaseg.cli import main
-code = main(sys.argv[1:])
-print("peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-sys.exit(code)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
-def test_a_picture_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
+def test_an_image_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
     varied_model(19, decoder=False).save_pretrained(place / "model")
     small = Image.fromarray(scene(0, 320, 400).permute(1, 2, 0).numpy())
     small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(place / "huge.jpg", quality=90)
+    json_file = ("--json", "out.json")
     result = subprocess.run(
-        [sys.executable, "-c", MEASURED, *command(place / "model", "huge.jpg", "--out", "out", "--json", "out.json")],
+        [sys.executable, "-m", "tests.peak_memory", *command(place / "model", "huge.jpg", "--out", "out", *json_file)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=1200,

@@ -1,12 +1,7 @@
 """Prediction of many images into a directory. It can be interrupted, repeated, and shared by several processes.
 
-    OUT/labels/NAME.png          class ids, with the palette
-    OUT/overlays/NAME.jpg        the image blended with the colors of its labels
-    OUT/probabilities/NAME.npy   if requested: float16 (H, W, K)
-    OUT/predict.json             model and options
-
-All have the size of the image after its EXIF rotation. Labels are written last, with the size and the modification time
-of the image file: an image with labels whose file did not change is done.
+Results have the size of the image after its EXIF rotation. An image is skipped if the metadata in the output directory
+shows that neither its file nor its results changed since its prediction.
 """
 
 import errno
@@ -14,32 +9,25 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-import caaseg
 from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import InputImage
 from caaseg.data.sample import BadFileError
-from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, read_note, save_labels, save_overlay
-from caaseg.errors import CaasegError
-from caaseg.files import atomic_write, lock_name, remove_stale_temporaries
+from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, save_labels, save_overlay
+from caaseg.files import hash_files, lock_name
+from caaseg.models.image_size import ImageSize
 from caaseg.models.inference import LoadedModel, is_out_of_memory
 from caaseg.models.predictor import Average, Precision, Predictor
-from caaseg.models.windows import Size, is_tiled, labels_from_parts
+from caaseg.models.windows import Size, labels_from_parts
+from caaseg.prediction_directory import Metadata, PredictionDirectory, output_paths
 
-RECORD = "predict.json"
-OUTPUT_DIRECTORIES = ("labels", "overlays", "probabilities")
-WINDOW = (513, 513)
-"""Window of images that are too large to be predicted whole: the default training crop."""
-MAX_WHOLE_PIXELS = 2048 * 2048
-"""Larger images are tiled. With more than FEW_CLASSES classes the limit is proportionally lower."""
-FEW_CLASSES = 32
 FATAL_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors in writing that the next image would raise too."""
 
@@ -72,7 +60,8 @@ class PredictOptions:
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
     window: Size | None = None
-    """None predicts images whole, and tiles large ones with WINDOW."""
+    """None predicts images whole, and tiles large ones."""
+    size: ImageSize = "auto"
     average: Average = "logits"
     precision: Precision = "32"
 
@@ -84,7 +73,7 @@ class PredictTask:
     model: LoadedModel
     options: PredictOptions
     out: Path
-    """Output directory; results of another model or other options in it are an error."""
+    """Output directory; results of another model or other options in it are an error, and so are other files."""
     probabilities: bool = False
     """Save probabilities too."""
     compare_grids: bool = False
@@ -97,16 +86,21 @@ class PredictTask:
         options = self.options
         return Predictor(
             self.model.network,
+            size=options.size,
             scales=options.scales,
             flip=options.flip,
+            window=options.window,
             average=options.average,
             precision=options.precision,
         )
 
-    def window(self, size: Size) -> Size:
-        """Return the window for an image of this size; its own size if it is predicted whole."""
-        fits = size[0] * size[1] * max(FEW_CLASSES, self.model.num_classes) <= MAX_WHOLE_PIXELS * FEW_CLASSES
-        return self.options.window or (size if fits else WINDOW)
+    def directory(self) -> PredictionDirectory:
+        """Return the output directory for the model and the options."""
+        model = self.model
+        made_by = {"model_sha256": model.digest, "output_stride": model.output_stride, **asdict(self.options)}
+        return PredictionDirectory(
+            path=self.out, made_by=json.loads(json.dumps(made_by)), classes=model.classes, palette=model.palette
+        )
 
 
 def predict_images(
@@ -124,20 +118,18 @@ def predict_images(
         share: rank of this process and number of processes that split the list.
         progress: called with "images", the number of images done, and the total.
     """
-    predictor = task.predictor()
+    predictor, directory = task.predictor(), task.directory()
     rank, ranks = share
     remaining = list(images[rank::ranks])
     total = len(remaining)
     outcomes: list[ImageOutcome] = []
-    task.out.mkdir(parents=True, exist_ok=True)
-    with lock_name(task.out, RECORD, wait=True):
-        _write_record(task)
+    directory.open(image.name for image in images)
     for wait in (False, True):  # first skip images that another process holds, then wait for those
         skipped: list[InputImage] = []
         for image in remaining:
             with lock_name(task.out, str(image.name), wait=wait) as locked:
                 if locked:
-                    outcomes.append(_predict_or_explain(task, predictor, image))
+                    outcomes.append(_predict_or_explain(task, predictor, directory, image))
                     progress("images", len(outcomes), total)
                 else:
                     skipped.append(image)
@@ -169,36 +161,19 @@ def gather_outcomes(outcomes: list[ImageOutcome]) -> list[ImageOutcome]:
     return [outcome for part in parts for outcome in part]
 
 
-def _write_record(task: PredictTask) -> None:
-    """Write predict.json; raise an error if the directory holds results of another model or other options."""
-    path, model = task.out / RECORD, task.model
-    made_by = {"model": model.digest, "classes": model.classes, "palette": model.palette, **asdict(task.options)}
-    wanted = json.loads(json.dumps(made_by))
-    if path.exists():
-        try:
-            found = json.loads(path.read_text())["made_by"]
-            different = [name for name in wanted if found[name] != wanted[name]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CaasegError(
-                f"{path}: not a record of predictions; expected the file that caaseg predict writes; use another --out"
-            ) from error
-        if not different:
-            return
-        if any(result.is_file() and result != path and result.name[0] != "." for result in task.out.rglob("*")):
-            raise CaasegError(
-                f"{path.parent}: has predictions with a different {' and a different '.join(different)}; "
-                "use another --out, or delete that directory"
-            )
-    remove_stale_temporaries(path)
-    with atomic_write(path) as file:
-        file.write_text(json.dumps({"caaseg": caaseg.__version__, "made_by": made_by}, indent=1) + "\n")
-
-
-def _predict_or_explain(task: PredictTask, predictor: Predictor, image: InputImage) -> ImageOutcome:
+def _predict_or_explain(
+    task: PredictTask, predictor: Predictor, directory: PredictionDirectory, image: InputImage
+) -> ImageOutcome:
     """Return the outcome of an image; errors that concern this image only become its message."""
     path = image.path
     try:
-        return _existing_outcome(task, image) or _predict(task, predictor, image)
+        image_hash = _hash_image(image.path)
+        before = directory.read(image.name)
+        if before is not None and before.image_sha256 != image_hash:
+            before = None
+        if before is not None and _is_done(task, directory, image, before):
+            return _existing_outcome(task, image, before)
+        return _predict(task, predictor, directory, image, image_hash, before)
     except BadFileError as error:
         message = str(error)
     except OSError as error:
@@ -214,100 +189,98 @@ def _predict_or_explain(task: PredictTask, predictor: Predictor, image: InputIma
     return ImageOutcome(image=str(path), message=message)
 
 
-def _existing_outcome(task: PredictTask, image: InputImage) -> ImageOutcome | None:
-    """Return the outcome of an image whose requested results all exist, made from the file as it is; else None."""
-    paths = _output_paths(task.out, image.name)
-    note = _read_note(paths)
-    done = (
-        _fingerprint(image.path).items() <= note.items()
-        and any(path.exists() for path in paths.overlays)
-        and (paths.probabilities.exists() or not task.probabilities)
-        and ("grid_disagreement" in note or not task.compare_grids)
+def _is_done(task: PredictTask, directory: PredictionDirectory, image: InputImage, metadata: Metadata) -> bool:
+    """Return whether all requested results exist, and are intact."""
+    paths = output_paths(image.name)
+    return (
+        directory.is_intact(paths.labels, metadata)
+        and any(directory.is_intact(path, metadata) for path in paths.overlays)
+        and (directory.is_intact(paths.probabilities, metadata) or not task.probabilities)
+        and (metadata.grids_compared or not task.compare_grids)
     )
-    if not done:
-        return None
-    disagreement = note["grid_disagreement"] if task.compare_grids else None
+
+
+def _existing_outcome(task: PredictTask, image: InputImage, metadata: Metadata) -> ImageOutcome:
     return ImageOutcome(
-        image=str(image.path), labels=str(paths.labels), there_already=True, grid_disagreement=disagreement
+        image=str(image.path),
+        labels=str(task.out / output_paths(image.name).labels),
+        there_already=True,
+        grid_disagreement=metadata.grid_disagreement if task.compare_grids else None,
     )
 
 
-def _read_note(paths: "OutputPaths") -> dict[str, Any]:
-    """Return the note in a label file; empty if there is none."""
-    try:
-        note = json.loads(read_note(paths.labels) or "{}")
-    except ValueError:
-        return {}
-    return note if isinstance(note, dict) else {}
+def _predict(
+    task: PredictTask,
+    predictor: Predictor,
+    directory: PredictionDirectory,
+    image: InputImage,
+    image_hash: str,
+    before: Metadata | None,
+) -> ImageOutcome:
+    """Predict an image and write its results.
 
-
-def _predict(task: PredictTask, predictor: Predictor, image: InputImage) -> ImageOutcome:
+    Args:
+        task: what to do.
+        predictor: the task's predictor.
+        directory: the task's output directory.
+        image: the image, whose lock is held.
+        image_hash: SHA-256 of the image file.
+        before: metadata of earlier results of the same image file; results that are not requested now are kept.
+    """
     start = time.perf_counter()
-    paths, model = _output_paths(task.out, image.name), task.model
-    note = _fingerprint(image.path)
+    model, paths = task.model, output_paths(image.name)
     pixels = read_image(image.path, max_pixels=task.max_pixels)
     size = (pixels.shape[1], pixels.shape[2])
-    window = task.window(size)
-    before = _read_note(paths)
-    outdated = [paths.labels, *paths.overlays]
-    if note.items() <= before.items():  # the file did not change: results that are not requested now stay valid
-        note |= before
-    if task.probabilities or note != before:
-        outdated.append(paths.probabilities)
-    for path in outdated:
-        path.unlink(missing_ok=True)
-    for path in (paths.labels, *paths.overlays, paths.probabilities):
-        remove_stale_temporaries(path)  # safe, because this process holds the image's lock
+    overlay = paths.overlays[exceeds_jpeg_limit(size)]
+    origin = {
+        "image": str(image.path),
+        "image_sha256": image_hash,
+        "model": model.source,
+        "model_sha256": model.digest,
+    }
+    kept = {path: found for path, found in before.results.items() if found} if before is not None else {}
+    new = [paths.labels, overlay, *([paths.probabilities] if task.probabilities else [])]
+    metadata = Metadata(
+        **origin,
+        results=kept | {str(path): None for path in new},
+        grids_compared=before is not None and before.grids_compared,
+        grid_disagreement=before.grid_disagreement if before is not None else None,
+    )
+    directory.begin(image.name, metadata)
 
     labels = np.empty(size, dtype=np.uint8)
     with ExitStack() as stack:
         file = None
         if task.probabilities:
-            file = stack.enter_context(ProbabilityFile(paths.probabilities, size, model.num_classes))
-        for rows, columns, scores in predictor.parts(pixels, window):
+            file = stack.enter_context(ProbabilityFile(task.out / paths.probabilities, size, model.num_classes))
+        for rows, columns, scores in predictor.parts(pixels):
             labels[rows, columns] = scores.argmax(0).to(torch.uint8).cpu().numpy()
             if file is not None:
                 file.write(rows, columns, scores if task.options.average == "probabilities" else scores.softmax(0))
     disagreement = None
     if task.compare_grids:
-        if is_tiled(size, window):
-            shifted = labels_from_parts(predictor.parts(pixels, window, shifted=True), size)
+        if predictor.is_tiled(size):
+            shifted = labels_from_parts(predictor.parts(pixels, shifted=True), size)
             disagreement = float((shifted.numpy() != labels).mean())
-        note["grid_disagreement"] = disagreement
-    save_overlay(pixels, labels, model.palette, paths.overlays[exceeds_jpeg_limit(size)])
-    save_labels(labels, model.palette, paths.labels, json.dumps(note))
+        metadata = replace(metadata, grids_compared=True, grid_disagreement=disagreement)
+    save_overlay(pixels, labels, model.palette, task.out / overlay)
+    save_labels(labels, model.palette, task.out / paths.labels, json.dumps(origin))
+    directory.finish(image.name, metadata)
     return ImageOutcome(
         image=str(image.path),
-        labels=str(paths.labels),
+        labels=str(task.out / paths.labels),
         size=size,
-        windowed=is_tiled(size, window),
+        windowed=predictor.is_tiled(size),
         grid_disagreement=disagreement,
         seconds=time.perf_counter() - start,
     )
 
 
-class OutputPaths(NamedTuple):
-    """Result files of an image."""
-
-    labels: Path
-    overlays: tuple[Path, Path]  # JPEG, or PNG if a side is too long for JPEG
-    probabilities: Path
-
-
-def _output_paths(out: Path, name: Path) -> OutputPaths:
-    def path(directory: str, suffix: str) -> Path:
-        parent = out / directory / name
-        return parent.with_name(parent.name + suffix)  # not with_suffix: names may contain dots
-
-    labels, overlays, probabilities = OUTPUT_DIRECTORIES
-    overlay_paths = (path(overlays, ".jpg"), path(overlays, ".png"))
-    return OutputPaths(path(labels, ".png"), overlay_paths, path(probabilities, ".npy"))
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    """Return the size and modification time of a file, to detect that it changed."""
+def _hash_image(path: Path) -> str:
+    """Return the SHA-256 of an image file."""
     try:
-        status = path.stat()
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            raise BadFileError(f"{path}: not a regular file; expected an image")
+        return hash_files(path)
     except OSError as error:
         raise BadFileError(f"{path}: {error.strerror or error}; expected an image") from error
-    return {"bytes": status.st_size, "modified_ns": status.st_mtime_ns}
