@@ -1,15 +1,30 @@
-"""Settings every test shares."""
+"""Settings that all tests share."""
 
 import os
 
+import pytest
 import torch
 from hypothesis import settings
 
+from tests.properties import EXAMPLES, EXPLORE_FACTOR
+
 if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: its kernels run on the processor
+    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: its kernels run on the CPU
 
-# First tensor calls are slow, and slower on a busy machine: no test may fail by the clock.
-settings.register_profile("caaseg", deadline=None, max_examples=40)
-settings.load_profile("caaseg")
+torch.set_num_threads(1)  # tests run in parallel, one process per core
 
-torch.set_num_threads(1)  # tests run side by side, one process a core
+# The first tensor operations are slow, and slower on a busy machine: no test fails because of its duration.
+settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=EXAMPLES)
+settings.register_profile("explore", deadline=None, print_blob=True, max_examples=EXPLORE_FACTOR * EXAMPLES)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--explore",
+        action="store_true",
+        help=f"property tests (-m hypothesis) with random seeds and {EXPLORE_FACTOR} times the examples",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("explore" if config.getoption("--explore") else "repeatable")

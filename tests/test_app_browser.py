@@ -41,15 +41,15 @@ def address(tmp_path: Path) -> Iterator[str]:
         text=True,
     )
     assert served.stdout is not None
-    with served.stdout as said:
-        found = re.match(r"page: (http://127\.0\.0\.1:\d+)/", said.readline())
+    with served.stdout as lines:
+        found = re.match(r"page: (http://127\.0\.0\.1:\d+)/", lines.readline())
         assert found is not None
         try:
             yield found[1]
         finally:
             served.terminate()
             assert served.wait(30) == 0
-    assert list(temporary.glob("caaseg-app-*")) == []
+    assert list(temporary.glob("caaseg-app-*/*")) == []
 
 
 @pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
@@ -78,7 +78,7 @@ def test_someone_uploads_an_image_clicks_pixels_and_gives_files_that_are_none(ad
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         page.route("**/*", only_here)
         page.goto(address)
-        message, note, legend = (page.locator(place) for place in ("#message", "#note-1", "#legend-1"))
+        message, note, legend = (page.locator(selector) for selector in ("#message", "#note-1", "#legend-1"))
         classes, lines, reach = (page.locator(f"#{name}-1 img") for name in ("classes", "lines", "reach"))
 
         def upload(name: str) -> None:
@@ -95,18 +95,18 @@ def test_someone_uploads_an_image_clicks_pixels_and_gives_files_that_are_none(ad
             before = address_of(reach)
             box = classes.bounding_box()
             assert box is not None
-            place = {"x": (column + 0.5) / 160 * box["width"], "y": (row + 0.5) / 96 * box["height"]}
-            classes.click(position=place)  # type: ignore[arg-type]
+            position = {"x": (column + 0.5) / 160 * box["width"], "y": (row + 0.5) / 96 * box["height"]}
+            classes.click(position=position)  # type: ignore[arg-type]
             expect(note).to_contain_text(re.compile(rf"Row {row}, column {column}: "))
             expect(reach).not_to_have_attribute("src", before)
 
         # An example is there from the start.
-        expect(message).to_contain_text("An example drawn by the program")
+        expect(message).to_contain_text("A synthetic example")
         expect(classes).to_be_visible()
         expect(reach).to_be_visible()
         example = address_of(classes)
 
-        # An uploaded image takes its place, with the classes that were found.
+        # An uploaded image replaces it, with the classes that were found.
         upload("photo.png")
         expect(message).to_contain_text("photo.png, 160 x 96 pixels")
         expect(classes).not_to_have_attribute("src", example)
@@ -115,7 +115,7 @@ def test_someone_uploads_an_image_clicks_pixels_and_gives_files_that_are_none(ad
         assert 1 <= legend.locator("li").count() <= len(Scenes.classes)
         expect(legend).to_contain_text("%")
 
-        # Two pixels look at different places.
+        # Two pixels have different attention.
         click(10, 20)
         first = [pixels_of(lines), pixels_of(reach)]
         expect(page.locator("#gates-1")).to_contain_text("Channel gates of 8 channels")

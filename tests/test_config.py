@@ -48,7 +48,7 @@ def test_every_field_has_a_description() -> None:
 def test_a_changed_copy_is_validated() -> None:
     recipe = Recipe(data=DataRecipe(dataset="scenes"))
     assert recipe.replace(steps=3).steps == 3
-    with pytest.raises(CaasegError, match="steps is 0; expected an integer of 1 or more"):
+    with pytest.raises(CaasegError, match="steps is 0; expected greater than or equal to 1"):
         recipe.replace(steps=0)
     with pytest.raises(CaasegError, match=r"unknown key step; did you mean steps\?"):
         recipe.replace(step=3)
@@ -77,43 +77,52 @@ def test_a_size_is_two_integers_or_one_text(size: Any) -> None:
 @pytest.mark.parametrize(
     ("part", "options", "message"),
     [
-        (Architecture, {"head": "caaa"}, "head is caaa; expected fcn, axial, axial_se, caa, "),
+        (Architecture, {"head": "caaa"}, "head is 'caaa'; expected fcn, axial, axial_se, caa, "),
         (Architecture, {"head": "caaa"}, "danet, or file.py:Class; did you mean caa?"),
         (Architecture, {"output_stride": 32}, "output_stride is 32; expected 8 or 16"),
-        (Architecture, {"resnet_variant": "x"}, "resnet_variant is x; expected standard or authors"),
-        (Architecture, {"channels": 0}, "channels is 0; expected an integer from 1 to 65536"),
-        (Architecture, {"channels": True}, "channels is true; expected an integer from 1 to 65536"),
-        (Architecture, {"stages": 0}, "stages is 0; expected an integer from 1 to 100, or none"),
+        (Architecture, {"resnet_variant": "x"}, "resnet_variant is 'x'; expected 'standard' or 'authors'"),
+        (Architecture, {"channels": 0}, "channels is 0; expected greater than or equal to 1"),
+        (Architecture, {"channels": True}, "channels is True; expected a valid integer"),
+        (Architecture, {"stages": 0}, "stages is 0; expected greater than or equal to 1"),
         (
             Architecture,
             {"stages": 3, "resnet_variant": "authors"},
             "stages is 3, but resnet_variant authors uses all stages; leave out one",
         ),
-        (Architecture, {"input_upsampling": 0.5}, "input_upsampling is 0.5; expected a number from 1 to 4"),
-        (Architecture, {"input_upsampling": float("nan")}, "input_upsampling is nan; expected a number from 1 to 4"),
-        (Augmentation, {"flip": 7}, "flip is 7; expected a number from 0 to 1"),
-        (Augmentation, {"crop": (0, 0)}, "crop is 0 0; expected 2 integers from 1 to 1000000"),
-        (Augmentation, {"crop": "64xy"}, "crop is 64xy; expected 2 integers from 1 to 1000000"),
-        (Augmentation, {"crop": 64}, "crop is 64; expected 2 integers from 1 to 1000000"),
-        (Augmentation, {"scales": (2, 0.5)}, "scales is 2 0.5; expected the smallest, then the largest, from 1/16 to"),
-        (DataRecipe, {"dataset": "x", "workers": -1}, "workers is -1; expected an integer of 0 or more"),
-        (FolderOptions, {"val_fraction": 1}, "val_fraction is 1; expected a number above 0, below 1"),
-        (LossRecipe, {"aux_weight": -1}, "aux_weight is -1; expected a number of 0 or more"),
-        (LossRecipe, {"class_weights": "lgo"}, "class_weights is lgo; expected none or log, or a list of numbers of 0"),
-        (LossRecipe, {"ohem": 0}, "ohem is 0; expected a number above 0, at most 1, or none"),
-        (OptimizerRecipe, {"lr": float("nan")}, "lr is nan; expected a number of 0 or more"),
-        (OptimizerRecipe, {"momentum": 1}, "momentum is 1; expected a number from 0, below 1"),
-        (OptimizerRecipe, {"ema": -0.1}, "ema is -0.1; expected a number from 0, below 1, or none"),
-        (OptimizerRecipe, {"clip_grad_norm": 0}, "clip_grad_norm is 0; expected a number above 0, or none"),
+        (
+            Architecture,
+            {"stages": 3, "top_features": True},
+            "stages is 3, but top_features needs all stages; leave out one",
+        ),
+        (Architecture, {"input_upsampling": 0.5}, "input_upsampling is 0.5; expected greater than or equal to 1"),
+        (Architecture, {"input_upsampling": float("nan")}, "input_upsampling is nan; expected a finite number"),
+        (Augmentation, {"flip": 7}, "flip is 7; expected less than or equal to 1"),
+        (Augmentation, {"crop": (0, 0)}, "crop is (0, 0); expected greater than or equal to 1"),
+        (Augmentation, {"crop": "64xy"}, "crop is '64xy'; expected a valid integer"),
+        (Augmentation, {"crop": 64}, "crop is 64; expected a list of values"),
+        (
+            Augmentation,
+            {"scales": (2, 0.5)},
+            "scales is (2, 0.5); expected the smallest, then the largest, from",
+        ),
+        (DataRecipe, {"dataset": "x", "workers": -1}, "workers is -1; expected greater than or equal to 0"),
+        (FolderOptions, {"val_fraction": 1}, "val_fraction is 1; expected less than 1"),
+        (LossRecipe, {"aux_weight": -1}, "aux_weight is -1; expected greater than or equal to 0"),
+        (LossRecipe, {"class_weights": "lgo"}, "class_weights is 'lgo'; expected 'none' or 'log'; did you mean log?"),
+        (LossRecipe, {"ohem": 0}, "ohem is 0; expected greater than 0"),
+        (OptimizerRecipe, {"lr": float("nan")}, "lr is nan; expected a finite number"),
+        (OptimizerRecipe, {"momentum": 1}, "momentum is 1; expected less than 1"),
+        (OptimizerRecipe, {"ema": -0.1}, "ema is -0.1; expected greater than or equal to 0"),
+        (OptimizerRecipe, {"clip_grad_norm": 0}, "clip_grad_norm is 0; expected greater than 0"),
         (
             OptimizerRecipe,
             {"lr": -1, "power": -1, "ema": 2},
-            "lr is -1; expected a number of 0 or more (2 more",
+            "lr is -1; expected greater than or equal to 0",
         ),
         (ModelConfig, {}, "num_classes is missing: Number of classes."),
         (ModelConfig, {"num_classes": 2, "classes": ["a"]}, "classes has 1 entries, but num_classes is 2"),
         (Recipe, {"data": {"dataset": "x"}, "accumulate": 3}, "batch_size is 16; expected a multiple of accumulate, 3"),
-        (Recipe, {"data": {"dataset": "x", "flip": 7}}, "data.flip is 7; expected a number from 0 to 1"),
+        (Recipe, {"data": {"dataset": "x", "flip": 7}}, "data.flip is 7; expected less than or equal to 1"),
         (
             Recipe,
             {"data": {"dataset": "x"}, "cuda_graph": True, "compile": True},
@@ -125,4 +134,4 @@ def test_impossible_values_are_refused_with_the_key_and_what_is_expected(
     part: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CaasegError, match=re.escape(message)):
-        part(**options)
+        part.read(options)

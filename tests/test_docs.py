@@ -1,9 +1,13 @@
-"""Every page of the docs runs from top to bottom: its snippets, its commands, its change of the code; links lead on.
+"""Every page of the documentation runs from top to bottom, and its links, commands and quoted messages exist.
 
-A block of `python` or `sh` is run, one of `yaml` that begins with a file's name is written there, one of `diff` is made
-to a copy of the package. What needs several GPUs, a network, a browser or the paper's data is `console`, and parsed.
+A block of `python` or `sh` is run. A block of `yaml` starts with the name of the file that it is written to. A block of
+`diff` is applied to a copy of the package. A block of `console` is only parsed: its commands need several GPUs, a
+network, a browser or the paper's data. Pages that train models run in the slow tests; the fast tests parse all
+commands, apply the diffs and resolve the imports of all pages.
 """
 
+import ast
+import importlib
 import os
 import re
 import shlex
@@ -32,16 +36,17 @@ SOURCE = ROOT / "src" / "caaseg"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 LINKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 SHAPES = re.compile(r"^([\w.]+)(?: = .*?)?\s+# (\([\d, ]+\))", re.MULTILINE)
-FOUND_THERE: dict[str, Callable[[], None]] = {"your-images.md": lambda: images_and_masks(Path("my-data"))}
+PREPARATIONS: dict[str, Callable[[], None]] = {"your-images.md": lambda: images_and_masks(Path("my-data"))}
+TAKE_LONG = ("research", "the-block", "your-images")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
-    """Language and text of each, in order."""
+    """Return language and text of each code block, in order."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of each line that is no comment; a backslash joins lines."""
+    """Return the words of each command; a backslash joins lines, and comments are left out."""
     lines = text.replace("\\\n", " ").splitlines()
     return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
 
@@ -50,24 +55,43 @@ def prose(page: Path) -> str:
     return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
 
 
-def test_the_pages_are_there() -> None:
+def test_the_main_pages_exist() -> None:
     three_guides = {"your-images.md", "research.md", "the-block.md"}
     assert {page.name for page in PAGES} >= three_guides | {"architecture.md", "factorisation.md", "many-devices.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_changes_and_imports_of_a_page_exist(page: Path, tmp_path: Path) -> None:
+    package: Path | None = None
+    for language, text in blocks(page):
+        match language:
+            case "python":
+                check_imports(text, page)
+            case "sh" | "console":
+                for words in commands(text):
+                    check_exists(words)
+            case "diff":
+                package = package or shutil.copytree(SOURCE, tmp_path / "caaseg")
+                make_change(text, package)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.stem in TAKE_LONG else ()) for page in PAGES],
+    ids=lambda page: page.stem,
+)
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     if HAS_TRITON:
         monkeypatch.setattr("caaseg.kernels.common.INTERPRETED", False)  # as for readers: no GPU kernels on the CPU
-    monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # what evaluates them is done in a moment
-    FOUND_THERE.get(page.name, lambda: None)()
+    monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # evaluation takes less time
+    PREPARATIONS.get(page.name, lambda: None)()
     names: dict[str, Any] = {"__name__": page.stem}
     changed: Path | None = None
     for language, text in blocks(page):
         match language:
             case "python":
-                if file := re.match(r"# (\w+\.py)\n", text):  # a file of the reader's own
+                if file := re.match(r"# (\w+\.py)\n", text):  # a file that the reader writes
                     Path(file[1]).write_text(text)
                 run_snippet(text, names, page)
             case "sh":
@@ -87,8 +111,17 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
                 assert language == "", f"{page.name}: nobody runs {language}"
 
 
+def check_imports(text: str, page: Path) -> None:
+    """Check that the modules and names that a snippet imports from the package exist."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "caaseg":
+            module = importlib.import_module(node.module or "")
+            for alias in node.names:
+                assert hasattr(module, alias.name), f"{page.name}: from {node.module} import {alias.name}"
+
+
 def run_snippet(text: str, names: dict[str, Any], page: Path) -> None:
-    """Run it, and hold what stands alone or is assigned against the shape that is said behind it."""
+    """Run a snippet, and compare values with the shapes in the comments behind them."""
     exec(compile(text, str(page), "exec"), names)
     for expression, shape in SHAPES.findall(text):
         value = eval(expression, names)
@@ -96,7 +129,7 @@ def run_snippet(text: str, names: dict[str, Any], page: Path) -> None:
 
 
 def run_command(words: list[str], changed: Path | None) -> int:
-    """Here, or in a process of its own where the page has changed the package."""
+    """Run a command in this process, or in a new one if the page has changed the package."""
     if changed is None:
         return cli.main(words)
     there = {**os.environ, "PYTHONPATH": str(changed.parent), "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
@@ -106,7 +139,7 @@ def run_command(words: list[str], changed: Path | None) -> int:
 
 
 def make_change(text: str, package: Path) -> None:
-    """A diff without line numbers: what was there must be there once."""
+    """Apply a diff without line numbers; the lines before the change must occur once."""
     for part in re.split(r"^--- src/caaseg/", text, flags=re.MULTILINE)[1:]:
         file, _, hunks = part.partition("\n")
         content = (package / file).read_text()
@@ -119,7 +152,7 @@ def make_change(text: str, package: Path) -> None:
 
 
 def check_exists(words: list[str]) -> None:
-    """That there are such a command, such options and such values; nothing is begun."""
+    """Check that the command, its options and its values exist, without running it."""
     if words[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
         assert words[1] == "install"
@@ -134,11 +167,11 @@ def check_exists(words: list[str]) -> None:
     assert words[0] == "caaseg", words
 
     _, options = cli.parse(words[1:])
-    if options.get("recipe"):
+    if options.get("recipe") and Path(options["recipe"]).suffix != ".yaml":  # files are written by the reader
         load_recipe(options["recipe"], options.get("overrides") or ())
 
 
-def test_a_command_that_does_not_exist_would_be_noticed() -> None:
+def test_a_command_that_does_not_exist_is_detected() -> None:
     for line in (
         "caaseg ap my-run",
         "caaseg app --hots 0.0.0.0 my-run",
@@ -151,7 +184,7 @@ def test_a_command_that_does_not_exist_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_links_and_images_lead_somewhere(page: Path) -> None:
+def test_links_and_images_exist(page: Path) -> None:
     for link in re.findall(r"\]\((?!https?://)(.*?)\)", prose(page)):
         file, _, heading = link.partition("#")
         target = page if file == "" else page.parent / file
@@ -163,9 +196,9 @@ def test_links_and_images_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_commands_and_files_that_are_named_exist(page: Path) -> None:
+def test_commands_and_files_in_the_text_exist(page: Path) -> None:
     for name in re.findall(r"`caaseg ([a-z]+)", prose(page)):
-        assert name in cli.COMMANDS, f"{page.name}: caaseg {name}"
+        assert name in cli.COMMANDS["caaseg"].split(), f"{page.name}: caaseg {name}"
     if page.name in ("architecture.md", "research.md", "factorisation.md"):
         files = re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)`", prose(page))
         assert files
@@ -173,7 +206,7 @@ def test_commands_and_files_that_are_named_exist(page: Path) -> None:
             assert (SOURCE / file).is_file(), f"{page.name}: {file}"
 
 
-def test_messages_are_quoted_as_they_are() -> None:
+def test_quoted_messages_are_in_the_source() -> None:
     source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
     quoted = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs" / "your-images.md").read_text().partition("## When")[2], re.M)
     assert len(quoted) > 10
@@ -181,10 +214,10 @@ def test_messages_are_quoted_as_they_are() -> None:
         assert message in source, message
 
 
-def test_the_figure_is_what_its_script_draws(tmp_path: Path) -> None:
+def test_the_figure_is_the_output_of_its_script(tmp_path: Path) -> None:
     script = ROOT / "docs" / "figures" / "factorisation.py"
     subprocess.run([sys.executable, str(script), str(tmp_path / "drawn.png")], check=True)
-    with Image.open(tmp_path / "drawn.png") as drawn, Image.open(script.with_suffix(".png")) as kept:
-        assert drawn.size == kept.size
-        difference = np.abs(np.asarray(drawn, dtype=float) - np.asarray(kept, dtype=float))
+    with Image.open(tmp_path / "drawn.png") as drawn, Image.open(script.with_suffix(".png")) as committed:
+        assert drawn.size == committed.size
+        difference = np.abs(np.asarray(drawn, dtype=float) - np.asarray(committed, dtype=float))
     assert difference.mean() < 1  # of 255: versions of the fonts may differ a little

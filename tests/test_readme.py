@@ -1,4 +1,4 @@
-"""Every example of the README runs, word for word."""
+"""Every example of the README runs as it is written. Commands that take long run in the slow tests."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import caaseg
-from caaseg.cli import main
+from caaseg.cli import main, parse
 from tests.analysis.study_models import few_scenes as few_scenes
 from tests.analysis.study_models import save_model
 from tests.training.small import images_and_masks
@@ -19,7 +19,7 @@ YOUR_OWN = re.search(r"^## Your own images\n(.*?)^## ", README, re.DOTALL | re.M
 
 
 def blocks(text: str) -> list[list[str]]:
-    """The commands of each block of them."""
+    """Return the commands of each block of commands."""
     found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     return [re.findall(r"^caaseg (.*)$", block, re.MULTILINE) for block in found]
 
@@ -29,6 +29,7 @@ assert YOUR_OWN is not None
 [STUDIES] = [block for block in blocks(README) if block and block[0].startswith("conflicts ")]
 APART = (FOLDER_COMMANDS, STUDIES, ["demo"], ["app caaseg-demo/caa"])  # have their own tests
 BLOCKS = [block for block in blocks(README) if block and block not in APART]
+TAKE_LONG = ("export", "flops")
 
 
 def test_the_readme_has_its_examples() -> None:
@@ -56,9 +57,22 @@ def test_python_examples_run_and_their_shapes_are_right(
     assert checked or "save_pretrained" in snippet or "ChannelGate" in snippet
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0].split()[0])
+@pytest.mark.parametrize("command", [command for block in blocks(README) for command in block])
+def test_a_command_and_its_options_exist(command: str) -> None:
+    words = shlex.split(command, comments=True)
+    function, options = parse(words)  # raises if the command or one of its options does not exist
+    assert function.__name__ == "_".join(words[:2] if words[0] in ("data", "benchmark") else words[:1])
+    if options.get("recipe"):
+        assert caaseg.load_recipe(options["recipe"], options["overrides"]).steps > 0
+
+
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, marks=pytest.mark.slow if block[0].split()[0] in TAKE_LONG else ()) for block in BLOCKS],
+    ids=lambda block: block[0].split()[0],
+)
 def test_commands_run(block: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, beside a model and photos."""
+    """The commands of a block run in order, in a directory with a model and photos."""
     monkeypatch.chdir(tmp_path)
     if any("my-model" in command for command in block):
         small = {"num_classes": 3, "channels": 16, "key_channels": 4, "gate_width": 8}
@@ -69,8 +83,9 @@ def test_commands_run(block: list[str], tmp_path: Path, monkeypatch: pytest.Monk
         assert main(shlex.split(command, comments=True)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_scenes")
-def test_attentions_and_models_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conflicts_and_compare_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for head in ("danet", "caa"):
         save_model(head, tmp_path / f"my-{head}")
@@ -80,19 +95,20 @@ def test_attentions_and_models_are_compared(tmp_path: Path, monkeypatch: pytest.
     assert (tmp_path / "compared.png").is_file()
 
 
-def test_a_folder_of_six_images_is_trained_on_and_scored_by_the_words_alone(
+@pytest.mark.slow
+def test_the_commands_of_your_own_images_train_on_six_images_and_evaluate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    images_and_masks(tmp_path / "my-data", number=6)  # where the section says that they are to be
+    images_and_masks(tmp_path / "my-data", number=6)  # the directory that the section names
     for command in FOLDER_COMMANDS:
         assert main(shlex.split(command)) == 0, command
-    said = capsys.readouterr().out
-    assert "your own images and masks (folder, 2 classes), val: 1 images" in said
-    assert "mean IoU " in said
+    out = capsys.readouterr().out
+    assert "your own images and masks (folder, 2 classes), val: 1 images" in out
+    assert "mean IoU " in out
     assert (tmp_path / "my-run" / "model" / "model.safetensors").is_file()
 
 
-def test_the_figure_is_there() -> None:
+def test_the_images_exist() -> None:
     for image in re.findall(r"!\[.*?\]\((.*?)\)", README):
         assert (Path(__file__).parents[1] / image).is_file()

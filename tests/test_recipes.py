@@ -11,7 +11,8 @@ from caaseg.cli import main, parse
 from caaseg.config import Architecture, ModelConfig, Recipe
 from caaseg.data.catalogue import find
 from caaseg.models import Segmenter
-from caaseg.recipes import differences, load_recipe, recipe_names, row_names, save_recipe
+from caaseg.models.saving import SHIPPED, read_config
+from caaseg.recipes import load_recipe, recipe_names, recipe_text, row_names
 from caaseg.settings import flat_fields
 
 GOOD = "model: {head: fcn}\ndata: {dataset: scenes}\n"
@@ -20,7 +21,7 @@ GOOD = "model: {head: fcn}\ndata: {dataset: scenes}\n"
 def build(recipe: Recipe) -> Segmenter:
     """Return the model of a recipe, without memory for its weights."""
     classes = len(find(recipe.data.dataset).classes) or 3
-    architecture = {name: getattr(recipe.model, name) for name in Architecture.names()}
+    architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
     with torch.device("meta"):
         return Segmenter(ModelConfig(**architecture, num_classes=recipe.model.num_classes or classes))
 
@@ -32,6 +33,22 @@ def test_every_recipe_and_table_row_is_complete_and_builds_its_model(name: str) 
     assert model.classifier.out_channels == (len(find(recipe.data.dataset).classes) or 3)
     assert model.backbone.name == recipe.model.backbone
     assert model.config.head == recipe.model.head
+
+
+def test_options_replace_the_initial_weights_of_a_recipe_and_the_architecture_that_belongs_to_them() -> None:
+    shipped = load_recipe("folder/finetune")
+    camvid = read_config(SHIPPED / "camvid" / "config.json")
+    assert shipped.init_from == "camvid"
+    assert {name: getattr(shipped.model, name) for name in Architecture.model_fields} == {
+        name: getattr(camvid, name) for name in Architecture.model_fields
+    }
+    from_imagenet = load_recipe("folder/finetune", ["--model.pretrained", "true"])
+    assert shipped.differences(from_imagenet) == {"init_from": ("camvid", None), "model.pretrained": (False, True)}
+    from_random = load_recipe("folder/finetune", ["--init-from", "none"])
+    assert shipped.differences(from_random) == {"init_from": ("camvid", None)}
+    from_mine = load_recipe("folder/finetune", ["--init-from", "runs/mine", "--model.output-stride", "16"])
+    assert from_mine.init_from == "runs/mine"
+    assert from_mine.model.model_fields_set == {"output_stride"}  # the model decides about all others
 
 
 def test_there_are_about_a_dozen_recipe_files() -> None:
@@ -51,7 +68,7 @@ def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Pa
         (32, 64),
         "fcn",
     )
-    assert set(differences(recipe, changed)) == {"steps", "model.output_stride", "data.crop"}
+    assert set(recipe.differences(changed)) == {"steps", "model.output_stride", "data.crop"}
 
 
 @pytest.mark.parametrize(
@@ -98,13 +115,13 @@ def test_options_may_come_before_the_recipe() -> None:
 )
 def test_a_saved_recipe_loads_to_the_same_values(name: str, tmp_path: Path) -> None:
     recipe = load_recipe(name, ["--loss.class_weights", "1,2.5", "--model.multi_grid", "1", "2", "--precision", "16"])
-    save_recipe(recipe, tmp_path / "recipe.yaml")
+    (tmp_path / "recipe.yaml").write_text(recipe_text(recipe))
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
 def test_a_row_is_its_base_recipe_with_what_the_table_studies() -> None:
     base, row = load_recipe("pascal_context/caa_resnet101_s16"), load_recipe("table1/caa_gate3x128")
-    assert differences(base, row) == {"model.gate_layers": (5, 3)}
+    assert base.differences(row) == {"model.gate_layers": (5, 3)}
 
 
 @pytest.mark.parametrize(
@@ -114,39 +131,44 @@ def test_a_row_is_its_base_recipe_with_what_the_table_studies() -> None:
         (GOOD + "stepps: 3", "unknown key stepps; did you mean steps?"),
         (GOOD + "lr: 3", "unknown key lr; did you mean optimizer.lr?"),
         (GOOD + "zzzzzz: 3", "unknown key zzzzzz"),
-        (GOOD + "optimiser: {lr: 1}", "unknown key optimiser; it is now optimizer"),
-        (GOOD + "fused_normalisation: true", "unknown key fused_normalisation; it is now fused_batch_norm"),
-        (GOOD + "optimizer: {clip: 1}", "unknown key optimizer.clip; it is now optimizer.clip_grad_norm"),
-        ("data: {dataset: scenes, keep: true}", "unknown key data.keep; it is now data.cache"),
-        ("data: {dataset: scenes, options: {}}", "unknown key data.options; it is now data.scenes or data.folder"),
-        ("data: {dataset: scenes}\nmodel: {enlarge: 2}", "unknown key model.enlarge; it is now model.input_upsampling"),
-        (GOOD + "steps: many", "steps is many; expected an integer of 1 or more"),
-        (GOOD + "compile: 3", "compile is 3; expected true or false"),
+        (GOOD + "optimiser: {lr: 1}", "unknown key optimiser; did you mean optimizer?"),
+        (GOOD + "fused_normalisation: true", "unknown key fused_normalisation; did you mean fused_batch_norm?"),
+        (GOOD + "optimizer: {clip: 1}", "unknown key optimizer.clip; did you mean optimizer.clip_grad_norm?"),
+        ("data: {dataset: scenes, keep: true}", "unknown key data.keep; did you mean data.cache?"),
+        ("data: {dataset: scenes, options: {}}", "unknown key data.options; did you mean data.scenes or data.folder?"),
+        (
+            "data: {dataset: scenes}\nmodel: {enlarge: 2}",
+            "unknown key model.enlarge; did you mean model.input_upsampling?",
+        ),
+        (GOOD + "steps: many", "steps is 'many'; expected a valid integer"),
+        (GOOD + "compile: 3", "compile is 3; expected a valid boolean"),
         (
             GOOD + "optimizer: {clip_grad_norm: big}",
-            "optimizer.clip_grad_norm is big; expected a number above 0",
+            "optimizer.clip_grad_norm is 'big'; expected a valid number",
         ),
-        (GOOD + "optimizer: {schedule: step}", "optimizer.schedule is step; expected poly or cosine"),
-        ("data: {dataset: scenes, crop: 64}", "data.crop is 64; expected 2 integers from 1 to 1000000"),
+        (GOOD + "optimizer: {schedule: step}", "optimizer.schedule is 'step'; expected 'poly' or 'cosine'"),
+        ("data: {dataset: scenes, crop: 64}", "data.crop is 64; expected a list of values"),
         ("data: {dataset: scenes}\nmodel: {output_stride: 32}", "model.output_stride is 32; expected 8 or 16"),
-        ("data: {dataset: scenes, cache: much}", "data.cache is much; expected true or false"),
+        ("data: {dataset: scenes, cache: much}", "data.cache is 'much'; expected a valid boolean"),
         (
             "data: {dataset: scenes}\nmodel: {stages: all}",
-            "model.stages is all; expected an integer from 1 to 100",
+            "model.stages is 'all'; expected a valid integer",
         ),
         (
             "data: {dataset: scenes}\nmodel: {input_upsampling: 9}",
-            "model.input_upsampling is 9; expected a number from 1 to 4",
+            "model.input_upsampling is 9; expected less than or equal to 4",
         ),
-        ("data: {dataset: scenes}\nmodel: {head: caaa}", "model.head is caaa; expected fcn, axial"),
-        ("data: {dataset: scenes}\nmodel: 3", "model is 3; expected keys and values below it"),
-        ("model: {head: caa}", "data is missing: Dataset and augmentation; needs at least data.dataset."),
+        ("data: {dataset: scenes}\nmodel: {head: caaa}", "model.head is 'caaa'; expected fcn, axial"),
+        ("data: {dataset: scenes}\nmodel: 3", "model is 3; expected a valid dictionary or instance of ModelRecipe"),
+        ("model: {head: caa}", "data.dataset is missing: Dataset name; caaseg data list shows all."),
         ("data: {flip: 1}", "data.dataset is missing: Dataset name; caaseg data list shows all."),
         (GOOD + "accumulate: 3", "batch_size is 16; expected a multiple of accumulate, 3"),
         ("model: {head: caa", "cannot be read as YAML"),
-        ("- 1", "found list; expected the keys model, data, loss, ..."),
-        ("", "found NoneType; expected the keys"),
+        ("- 1", "the content is [1]; expected a valid dictionary or instance of Recipe"),
+        ("", "the content is None; expected a valid dictionary or instance of Recipe"),
         ("\x00", "cannot be read as YAML"),
+        (f"{GOOD}a: &a [*a]", "cannot be read as YAML (aliases are not supported in"),
+        (f"model: {'[' * 3000}{']' * 3000}", "cannot be read as YAML (nested more than 20 deep);"),
     ],
 )
 def test_a_bad_recipe_is_one_message_and_exit_code_2(
@@ -167,15 +189,18 @@ def test_a_bad_recipe_is_one_message_and_exit_code_2(
         (["--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
         (["--lr", "3"], "unknown option --lr; did you mean --optimizer.lr?"),
         (["--stesp", "4"], "unknown option --stesp; did you mean --steps?"),
-        (["--epochs", "4"], "unknown option --epochs; did you mean --steps?"),
-        (["--data.keep"], "unknown option --data.keep; it is now --data.cache"),
-        (["--steps", "many"], "--steps is many; expected an integer of 1 or more"),
+        (
+            ["--epochs", "4", "--steps", "9"],
+            "--steps and --epochs are both set, but epochs determines steps; leave out",
+        ),
+        (["--data.keep"], "unknown option --data.keep; did you mean --data.cache?"),
+        (["--steps", "many"], "--steps is 'many'; expected a valid integer"),
         (["--model.output-stride=4"], "--model.output-stride is 4; expected 8 or 16"),
-        (["--model.head", "cac"], "--model.head is cac; expected fcn, axial, axial_se, caa, "),
-        (["--batch_size", "0"], "--batch-size is 0; expected an integer of 1 or more"),
-        (["--data.flip", "7"], "--data.flip is 7; expected a number from 0 to 1"),
-        (["--data.crop", "0", "0"], "--data.crop is 0 0; expected 2 integers from 1 to 1000000"),
-        (["--data.scales", "2", "0.5"], "--data.scales is 2 0.5; expected the smallest, then the largest"),
+        (["--model.head", "cac"], "--model.head is 'cac'; expected fcn, axial, axial_se, caa, "),
+        (["--batch_size", "0"], "--batch-size is 0; expected greater than or equal to 1"),
+        (["--data.flip", "7"], "--data.flip is 7; expected less than or equal to 1"),
+        (["--data.crop", "0", "0"], "--data.crop is [0, 0]; expected greater than or equal to 1"),
+        (["--data.scales", "2", "0.5"], "--data.scales is [2, 0.5]; expected the smallest, then the largest"),
         (["--accumulate", "3"], "--batch-size is 8; expected a multiple of accumulate, 3"),
         (["--data.dataset", "camvidd"], "no dataset is called 'camvidd'; expected any of pascal_context"),
         (["--data.dataset", "camvid"], "data.root is missing: camvid needs the directory of its files"),
@@ -240,7 +265,7 @@ def test_a_recipe_is_shown_and_copied_with_every_value(
     [
         (["show"], "caaseg recipes show needs NAME; caaseg recipes lists all names"),
         (["copy", "scenes/demo_caa"], "caaseg recipes copy needs NAME and FILE, the new YAML file"),
-        (["shwo"], "ACTION is shwo; expected list, show or copy; did you mean show?"),
+        (["shwo"], "ACTION is 'shwo'; expected 'list', 'show' or 'copy'; did you mean show?"),
         (["show", "table1/caa_gate3x12"], "recipe 'table1/caa_gate3x12' is neither a file nor the name of a shipped"),
     ],
 )
@@ -258,5 +283,5 @@ def test_help_explains_every_value(capsys: pytest.CaptureFixture[str]) -> None:
     for key in flat_fields(Recipe):
         assert f"--{key.replace('_', '-')} " in text
     assert "--model.output-stride {8,16} Output stride of the backbone. (default: 16)" in text
-    assert "--optimizer.warmup-steps WARMUP_STEPS Steps of linear warmup from 0. (an integer of 0 or more;" in text
+    assert "--optimizer.warmup-steps INT Steps of linear warmup from 0. (default: 0)" in text
     assert "default: 40000)" in text

@@ -1,4 +1,4 @@
-"""Draws factorisation.png: python docs/figures/factorisation.py [FILE]. A test holds the two together."""
+"""Draws factorisation.png: python docs/figures/factorisation.py [FILE]. A test compares the image with this script."""
 
 import sys
 from pathlib import Path
@@ -11,40 +11,40 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
-INK, MAP, PILE = "#22303c", "#dbe6f1", "#f3d9d4"
-COLUMN, ROW = "#e08e1b", "#15918a"  # the gates of image rows and of image columns
+INK, MAP, STACK = "#22303c", "#dbe6f1", "#f3d9d4"
+COLUMN, ROW = "#e08e1b", "#15918a"  # gates of image rows and of image columns
 SIDE = 1.0
 
 
 def square(axes: Axes, x: float, y: float, text: str, color: str = MAP) -> None:
-    """A map of H x W pixels with its channels."""
+    """Draw a map of H x W pixels with its channels."""
     axes.add_patch(Rectangle((x, y), SIDE, SIDE, facecolor=color, edgecolor=INK, linewidth=1))
     axes.text(x + SIDE / 2, y + SIDE / 2, text, ha="center", va="center", fontsize=12, color=INK)
 
 
-def pile(axes: Axes, x: float, y: float, text: str) -> None:
-    """As many maps as a line is long."""
+def stack(axes: Axes, x: float, y: float, text: str) -> None:
+    """A stack of maps: one per position of a line."""
     for k in reversed(range(9)):
         axes.add_patch(
-            Rectangle((x + 0.09 * k, y + 0.09 * k), SIDE, SIDE, facecolor=PILE, edgecolor=INK, linewidth=0.7)
+            Rectangle((x + 0.09 * k, y + 0.09 * k), SIDE, SIDE, facecolor=STACK, edgecolor=INK, linewidth=0.7)
         )
     axes.text(x + SIDE / 2, y + SIDE / 2, text, ha="center", va="center", fontsize=12, color=INK)
 
 
 def column_gate(axes: Axes, x: float, y: float) -> None:
-    """One vector an image row: a bar as high as the map."""
+    """One vector per image row: a bar as high as the map."""
     axes.add_patch(Rectangle((x, y), 0.16, SIDE, facecolor=COLUMN, edgecolor=INK, linewidth=1))
 
 
 def row_gate(axes: Axes, x: float, y: float) -> None:
-    """One vector an image column: a bar as wide as the map."""
+    """One vector per image column: a bar as wide as the map."""
     axes.add_patch(Rectangle((x, y), SIDE, 0.16, facecolor=ROW, edgecolor=INK, linewidth=1))
 
 
 def arrow(
     axes: Axes, start: tuple[float, float], end: tuple[float, float], text: str = "", *, bend: float = 0.0
 ) -> None:
-    """From one place to another, with a word above it."""
+    """Draw an arrow with a label above it."""
     shape = f"arc3,rad={bend}"
     axes.add_patch(
         FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=10, color=INK, linewidth=1, connectionstyle=shape)
@@ -52,13 +52,13 @@ def arrow(
     axes.text((start[0] + end[0]) / 2, start[1] + 0.12, text, ha="center", fontsize=9, color=INK)
 
 
-def as_defined(axes: Axes) -> None:
-    """The terms of both sums, built and gated."""
-    axes.text(0, 2.35, "As defined: every term of both sums is built, gated, then summed", fontsize=12, weight="bold")
+def draw_definition(axes: Axes) -> None:
+    """Draw the definition: the terms of both sums are built and gated."""
+    axes.text(0, 2.35, "Definition: every term of both sums is built, gated, then summed", fontsize=12, weight="bold")
     middle = 0.5
     square(axes, 0, 0, "$V$")
     arrow(axes, (1.05, middle), (1.85, middle), r"$\times A_{col}$")
-    pile(axes, 1.9, 0, r"$\alpha$")
+    stack(axes, 1.9, 0, r"$\alpha$")
     axes.text(2.75, -0.3, r"$H \cdot HWC$ numbers", ha="center", fontsize=9, color=INK)
     arrow(axes, (3.75, middle), (4.4, middle), "gate")
     column_gate(axes, 4.5, 0)
@@ -66,7 +66,7 @@ def as_defined(axes: Axes) -> None:
     arrow(axes, (4.75, middle), (5.4, middle), r"$\Sigma_m$")
     square(axes, 5.45, 0, "$x_1$")
     arrow(axes, (6.5, middle), (7.3, middle), r"$\times A_{row}$")
-    pile(axes, 7.35, 0, r"$\beta$")
+    stack(axes, 7.35, 0, r"$\beta$")
     axes.text(8.2, -0.3, r"$W \cdot HWC$ numbers", ha="center", fontsize=9, color=INK)
     arrow(axes, (9.2, middle), (9.85, middle), "gate")
     row_gate(axes, 9.95, middle - 0.08)
@@ -75,8 +75,8 @@ def as_defined(axes: Axes) -> None:
     square(axes, 11.7, 0, "out")
 
 
-def factorised(axes: Axes) -> None:
-    """Plain axial attention and two gates."""
+def draw_factorised(axes: Axes) -> None:
+    """Draw the factorised form: plain axial attention and two gates."""
     axes.text(0, 2.35, "Factorised: plain axial attention, times two small gates", fontsize=12, weight="bold")
     middle = 0.5
     square(axes, 0, 0, "$V$")
@@ -98,12 +98,16 @@ def factorised(axes: Axes) -> None:
     axes.text(9.5, 1.62, r"pool over $i$, MLP, sigmoid", ha="center", fontsize=9, color=INK)
 
 
-def why(axes: Axes) -> None:
-    """Row attention stays in an image row, and such a row has one gate."""
+def draw_reason(axes: Axes) -> None:
+    """Draw why the column gate can be applied later: row attention stays in an image row, which has one gate."""
     axes.text(
-        -1.6, 3.3, "Why the gate may wait: row attention mixes pixels of one image row,", fontsize=12, weight="bold"
+        -1.6,
+        3.3,
+        "Why the gate can be applied last: row attention mixes pixels of one image row,",
+        fontsize=12,
+        weight="bold",
     )
-    axes.text(-1.6, 2.95, "and all of them have the same column gate", fontsize=12, weight="bold")
+    axes.text(-1.6, 2.95, "and all pixels of a row have the same column gate", fontsize=12, weight="bold")
     rows, columns, cell, shown = 5, 9, 0.5, 2
     for i in range(rows):
         y = (rows - 1 - i) * cell
@@ -130,10 +134,10 @@ def why(axes: Axes) -> None:
 
 
 def draw(path: Path) -> None:
-    """All three parts, one below the other."""
+    """Draw the three parts below each other."""
     figure, panels = plt.subplots(3, 1, figsize=(9.6, 7.6), height_ratios=(1, 1, 1.2))
     for axes, panel, limits in zip(
-        panels, (as_defined, factorised, why), ((-0.45, 2.6), (-0.45, 2.6), (-0.1, 3.55)), strict=True
+        panels, (draw_definition, draw_factorised, draw_reason), ((-0.45, 2.6), (-0.45, 2.6), (-0.1, 3.55)), strict=True
     ):
         axes.set_xlim(-0.15, 12.85)
         axes.set_ylim(*limits)

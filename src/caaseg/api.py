@@ -16,7 +16,7 @@ from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.models import Segmenter, load_model
 from caaseg.models.predictor import Predictor
-from caaseg.recipes import default_folder, load_recipe
+from caaseg.recipes import load_recipe
 from caaseg.reports.run import write_run_page
 from caaseg.training import run as training_run
 from caaseg.training.loop import TrainingResult
@@ -29,6 +29,15 @@ from caaseg.training.step_log import Progress
 REPORT = "report.html"
 
 Data = str | Path | tuple[SegmentationDataset, SegmentationDataset]
+
+
+def default_run_directory(recipe: Recipe | str | Path) -> Path:
+    """Return the default run directory of a recipe: runs/ and the recipe's name."""
+    if isinstance(recipe, Recipe):
+        name = f"{recipe.data.dataset}-{recipe.model.head}_{recipe.model.backbone}"
+    else:
+        name = Path(recipe).with_suffix("").as_posix()
+    return Path("runs") / name.replace("/", "-").strip(".-")
 
 
 def train(
@@ -56,13 +65,16 @@ def train(
         metrics: further validation metrics, each called with the number of classes and the device.
         resume: "auto" resumes from the newest good checkpoint of the run directory, or starts if there is none; a path
             resumes from that checkpoint.
-        init_from: a model (a run, a saved directory, or hf://owner/name) to take the initial weights from; it may have
-            another number of classes.
+        init_from: a model (a run, a saved directory, a shipped name or hf://owner/name) to take architecture and
+            initial weights from; it may have other classes.
         device: auto, cpu, cuda, cuda:INDEX or mps; auto is a GPU if there is one.
         devices: number of processes on this machine, one per GPU. Under torchrun or SLURM these set it.
         progress: called every few steps, on the first rank.
+
+    Returns:
+        The run directory, the last step, the best validation score, and the scores of the final model.
     """
-    directory = default_folder(recipe) if out is None else Path(out)
+    directory = default_run_directory(recipe) if out is None else Path(out)
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if isinstance(data, str | Path):
         recipe, data = recipe.replace(data=recipe.data.replace(root=str(data))), None
@@ -80,7 +92,7 @@ def train(
         progress=progress,
     )
     if result.finished and is_first_rank() and (result.evaluation is not None or not _has_report(directory)):
-        write_report(recipe, result, None if data is None else data[1], device)
+        write_report(result.recipe, result, None if data is None else data[1], device)
     return result
 
 
@@ -88,11 +100,11 @@ def write_report(
     recipe: Recipe, result: TrainingResult, val_data: SegmentationDataset | None, device: str = "auto"
 ) -> None:
     """Write the report of a finished run. The model is scored again only if the run was finished before."""
-    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    torch_device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     data = open_split(recipe, recipe.data.val_split) if val_data is None else val_data
     evaluation, best_worst = result.evaluation, result.best_worst
     if evaluation is None or best_worst is None:
-        evaluation, best_worst = _score(recipe, result.run, data, place)
+        evaluation, best_worst = _score(recipe, result.run, data, torch_device)
     write_run_page(
         result.run / REPORT,
         recipe=recipe,
@@ -100,7 +112,7 @@ def write_report(
         evaluation=evaluation,
         best_worst=best_worst,
         palette=data.palette,
-        origin=origin_of(place),
+        origin=origin_of(torch_device),
     )
 
 

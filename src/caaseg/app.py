@@ -1,27 +1,42 @@
 """The web app of `caaseg app`: an image, its predicted classes, and the attention of a clicked pixel.
 
-Attention is computed in `analysis/pixel_attention.py` and drawn in `reports/pixel_attention.py`; this is the layout.
+Attention is computed in `analysis/pixel_attention.py` and drawn in `reports/pixel_attention.py`.
+This file has the layout.
 """
 
+import ipaddress
 import os
+import re
+import shutil
 import signal
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import gettempdir
 from typing import Any
+from uuid import uuid4
 
 import gradio as gr
+import httpx
 import numpy as np
 import torch
+from gradio import processing_utils
 from PIL import Image
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 from torch import Tensor
 
 from caaseg.analysis.pixel_attention import ImageAttention, predict_with_attention
 from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.decode import read_image
 from caaseg.data.sample import BadFileError
+from caaseg.errors import CaasegError
+from caaseg.files import lock_name
 from caaseg.models.segmenter import Segmenter
 from caaseg.reports import pixel_attention as draw
 
@@ -39,6 +54,7 @@ SUFFIXES = [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm"]
 EXAMPLE = 96  # index in the test scenes
 MAX_SESSIONS = 16  # whose images are held in memory
 OPACITY = 60
+HOST = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:]*))(?::\d+)?")  # IPv6 addresses are in brackets
 STYLE = Path(__file__).with_name("app.css")
 
 
@@ -52,16 +68,16 @@ class Shown:
 
 
 def example(models: Models) -> tuple[Shown, str]:
-    """Return a drawn scene with a house selected where its attention reaches furthest, and a sentence about it."""
+    """Return a synthetic scene, the house pixel whose attention reaches furthest, and a sentence about it."""
     image, label, _ = Scenes("test")[EXAMPLE]
     views = _attend(models, image)
     houses = (label >= FIRST_HOUSE) & (label < len(Scenes.classes))
     right = houses & (views[0].labels == label)
-    places = (right if right.any() else houses).nonzero().tolist()
-    pixel = min(((row, column) for row, column in places), key=lambda place: _own_share(views, place))
-    text = "An example drawn by the program: a house has the color of the one lamp far away in its row or its column."
+    pixels = (right if right.any() else houses).nonzero().tolist()
+    pixel = min(((row, column) for row, column in pixels), key=lambda pixel: _own_share(views, pixel))
+    text = "A synthetic example: the color of a house is the color of the distant lamp in its row or column."
     if any(model.config.classes != Scenes.classes for _, model in models):
-        text += " Not every model here has learned such scenes."
+        text += " Not every model here was trained on such scenes."
     return Shown(_channels_last(image), pixel, views), text
 
 
@@ -232,6 +248,75 @@ def _panel(title: str, number: int, *, side_by_side: bool) -> tuple[gr.Image, li
     return picture, [legend, note, lines, reach, gates]
 
 
+@contextmanager
+def upload_directory(parent: Path) -> Iterator[Path]:
+    """Yield a new directory for uploads. Directories that killed apps left are deleted.
+
+    Args:
+        parent: directory of the uploads of all apps of this user; created if it does not exist.
+    """
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if parent.lstat().st_uid != _user():  # 0 on Windows, too
+        raise CaasegError(
+            f"{parent}: belongs to another user, who could change uploads; set TMPDIR to another directory"
+        )
+    for left in [path for path in parent.iterdir() if path.is_dir()]:
+        with lock_name(parent, left.name, wait=False) as is_free:
+            if is_free:
+                shutil.rmtree(left, ignore_errors=True)
+    directory = parent / uuid4().hex
+    with lock_name(parent, directory.name, wait=True):  # before the directory exists: it never is without its lock
+        directory.mkdir()
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _user() -> int:
+    """Return the id of the user; 0 on Windows, where everyone has a temporary directory."""
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+class KnownHosts:
+    """ASGI middleware that refuses requests with an unknown Host header.
+
+    A web page from elsewhere could otherwise let its own name point to this machine, and read the app's answers (DNS
+    rebinding). Addresses in numbers are allowed: no page can be loaded from a number that it does not own.
+    """
+
+    def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
+        self.app = app
+        self.names = {name.lower() for name in names}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or self.is_known(Headers(scope=scope).get("host", "")):
+            await self.app(scope, receive, send)
+        else:
+            text = f"unknown host; expected {' or '.join(sorted(self.names))}; start the app with --host to use another"
+            await PlainTextResponse(text, status_code=403)(scope, receive, send)
+
+    def is_known(self, header: str) -> bool:
+        """Return whether a Host header, a name with an optional port, is allowed."""
+        found = HOST.fullmatch(header.lower())
+        return found is not None and (found["name"] in self.names or _is_ip_address(found["address"] or found["name"]))
+
+
+def _is_ip_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+class NoDownloads(httpx.AsyncBaseTransport):
+    """Refuses to download files that a request names by their URL, before a name is looked up."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        raise httpx.UnsupportedProtocol("files at other addresses are not downloaded; upload them")
+
+
 def serve(models: Models, *, host: str, port: int | None, on_start: Callable[[str], None]) -> None:
     """Serve the page until Ctrl-C, and delete uploaded images at the end.
 
@@ -241,8 +326,10 @@ def serve(models: Models, *, host: str, port: int | None, on_start: Callable[[st
         port: port to listen on; None for a free one.
         on_start: called with the address of the page.
     """
-    with TemporaryDirectory(prefix="caaseg-app-") as directory:
-        os.environ["GRADIO_TEMP_DIR"] = directory
+    processing_utils.async_transport = NoDownloads()  # type: ignore[assignment]  # gradio annotates its default, None
+    names = ["localhost", host, socket.gethostname(), f"{socket.gethostname()}.local"]
+    with upload_directory(Path(gettempdir()) / f"caaseg-app-{_user()}") as directory:
+        os.environ["GRADIO_TEMP_DIR"] = str(directory)
         page = build(models)
         system = (
             "system-ui",
@@ -266,6 +353,7 @@ def serve(models: Models, *, host: str, port: int | None, on_start: Callable[[st
                 state_session_capacity=MAX_SESSIONS,
                 theme=gr.themes.Base(primary_hue="sky", neutral_hue="slate", font=system, font_mono=mono),
                 css_paths=STYLE,
+                app_kwargs={"middleware": [Middleware(KnownHosts, names=names)]},
             )
         except OSError as error:
             reason = str(error).partition(".")[0]

@@ -1,17 +1,22 @@
 """Settings of models and training runs, with bounds, defaults and help. Does not import torch."""
 
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from caaseg.errors import CaasegError
 from caaseg.models.heads import HEADS
-from caaseg.settings import Settings
+from caaseg.settings import Settings, flat_fields
 
 HEAD_NAMES = tuple(HEADS)
 Activation = Literal["leaky_relu", "relu"]
+Dilation = Literal["authors", "timm"]
 Difficulty = Literal["easy", "medium", "hard"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
 OutputStride = Literal[8, 16]
+LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 ResNetVariant = Literal["standard", "authors"]
 
 RENAMED = {
@@ -24,6 +29,8 @@ RENAMED = {
     "optimizer.clip": "optimizer.clip_grad_norm",
 }
 """Keys of earlier versions, and their names today."""
+OTHER_TOOLS = {"learning_rate": "optimizer.lr", "num_workers": "data.workers", "imgsz": "data.crop"}
+"""Options of other tools, and the corresponding keys of a recipe."""
 
 
 def _checked_head(name: str) -> str:
@@ -50,7 +57,7 @@ def _ordered_scales(scales: tuple[float, float]) -> tuple[float, float]:
 Count = Annotated[int, Field(strict=True, ge=1)]
 Width = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Byte = Annotated[int, Field(strict=True, ge=0, le=255)]
-Workers = Annotated[int, Field(strict=True, ge=0)]
+Workers = Annotated[int, Field(strict=True, ge=0, le=256)]
 Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -82,8 +89,21 @@ class Architecture(Settings):
     """Dilation factors of the blocks of the last ResNet stage, such as 1 2 4."""
     resnet_variant: ResNetVariant = "standard"
     """Standard ResNet, or the authors' (deep stem, strides in the last blocks)."""
+    dilation: Dilation | None = None
+    """Dilation of a block whose stride is removed: the new rate (authors) or the previous one (timm); none is authors
+    for resnet_variant authors, and timm otherwise."""
+    top_features: bool = False
+    """For an EfficientNet: use the features after its top convolution, batch norm and activation, like the authors."""
+    neck: Literal["jpu"] | None = None
+    """Joint pyramid upsampling: features of strides 8, 16 and 32 joined at stride 8, instead of dilation."""
+    car: bool = False
+    """Class-aware regularization (CAR): a linear layer before the classifier, with losses on its features."""
+    min_size: Size | None = None
+    """Pad smaller images with gray to this height and width before prediction; the authors' code uses 513 513."""
     channels: Width = 512
     """Channels of the head."""
+    bottleneck_channels: Width = 256
+    """Channels before the classifiers of attention heads and of the auxiliary branch."""
     key_channels: Width = 64
     """Channels of queries and keys."""
     gate_layers: Annotated[int, Field(strict=True, ge=1, le=100)] = 5
@@ -103,6 +123,26 @@ class Architecture(Settings):
     def _check_stages(self) -> Self:
         if self.stages is not None and self.resnet_variant == "authors":
             raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; leave out one")
+        if self.stages is not None and self.top_features:
+            raise ValueError(f"stages is {self.stages}, but top_features needs all stages; leave out one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_neck(self) -> Self:
+        if self.neck is None:
+            return self
+        if self.output_stride != 8:
+            raise ValueError(f"output_stride is {self.output_stride}, but neck {self.neck} gives 8; use 8")
+        others = {
+            "stages": self.stages,
+            "multi_grid": self.multi_grid,
+            "dilation": self.dilation,
+            "top_features": self.top_features,
+            "resnet_variant": self.resnet_variant != "standard",
+        }
+        for name, value in others.items():
+            if value:
+                raise ValueError(f"{name} is {getattr(self, name)}, but neck {self.neck} does not support it; omit it")
         return self
 
 
@@ -115,6 +155,9 @@ class ModelConfig(Architecture):
     """Names of the classes."""
     palette: tuple[Color, ...] | None = None
     """RGB colors of the classes."""
+    short_sides: tuple[Count, Count, Count] | None = None
+    """Smallest, median and largest short side of the training images; photos outside this range are resized to the
+    median before prediction."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -132,10 +175,12 @@ class ModelRecipe(Architecture):
     """Number of classes; none takes the dataset's, any other number is an error."""
     pretrained: bool | str = False
     """Initialize the backbone with timm's ImageNet weights (true) or with a file of backbone weights."""
+    freeze_backbone: bool = False
+    """Train all but the backbone: its weights and batch norm statistics stay as they are."""
 
 
 class Augmentation(Settings):
-    """Random changes of training samples: scale, crop, flip and color."""
+    """Random changes of training samples: rotation, scale, crop, flip, color and blur."""
 
     crop: Size = (513, 513)
     """Height and width of training crops."""
@@ -151,6 +196,14 @@ class Augmentation(Settings):
     """Largest change of the contrast factor."""
     saturation: Share = 0.0
     """Largest change of the saturation factor."""
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Largest shift of the hue, as a fraction of the color circle."""
+    grayscale: Share = 0.0
+    """Probability of a grayscale image."""
+    blur: Share = 0.0
+    """Probability of a Gaussian blur with a standard deviation of up to 2 pixels."""
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """Largest rotation in degrees; corners without image are ignored."""
 
 
 class ScenesOptions(Settings):
@@ -182,6 +235,9 @@ class DataRecipe(Augmentation):
     """Dataset name; caaseg data list shows all."""
     root: str | None = None
     """Directory of the dataset; none for scenes, which need no files."""
+    resize: Literal["auto"] | Count | None = None
+    """Largest short side of training images; larger ones are resized. Auto: twice the crop if the images are more than
+    three times as large as the crop. The model stores it, and resizes photos to it."""
     train_split: str = "train"
     """Training split; several joined with +, such as train+val."""
     val_split: str = "val"
@@ -205,7 +261,7 @@ class DataRecipe(Augmentation):
 
 
 class LossRecipe(Settings):
-    """Training losses, averaged over the labeled pixels of a whole step, on all devices."""
+    """Training losses, averaged over a whole step, on all devices."""
 
     aux_weight: NotNegative = 0.4
     """Weight of the auxiliary loss."""
@@ -215,6 +271,34 @@ class LossRecipe(Settings):
     """Class weights: none, log for 1 / log(1.1 + frequency), or one number per class."""
     ohem: Annotated[float, Field(gt=0, le=1)] | None = None
     """Fraction of hardest pixels to train on (online hard example mining); none uses all pixels."""
+    car_intra_weight: NotNegative = 1.0
+    """For model.car: weight of the distance of pixels from the center of their class."""
+    car_inter_weight: NotNegative = 1.0
+    """For model.car: weight of the similarity of centers, and of pixels, to the centers of other classes."""
+    car_c2c_threshold: Share = 0.5
+    """For model.car: similarity between centers that is not penalized, summed over the other classes."""
+    car_c2p_threshold: Share = 0.25
+    """For model.car: similarity of pixels to other centers that is not penalized, summed over the other classes."""
+    average: Literal["labeled", "all"] = "labeled"
+    """Divide the loss by the number of labeled pixels, or of all pixels, like the authors' code."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Label smoothing of the cross entropy."""
+    cross_entropy: NotNegative = 1.0
+    """Weight of the cross entropy."""
+    dice: NotNegative = 0.0
+    """Weight of the Dice loss."""
+    focal: NotNegative = 0.0
+    """Weight of the focal loss."""
+    focal_gamma: NotNegative = 2.0
+    """Exponent of the focal loss; 0 is cross entropy."""
+    lovasz: NotNegative = 0.0
+    """Weight of the Lovasz-softmax loss."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not any((self.cross_entropy, self.dice, self.focal, self.lovasz)):
+            raise ValueError("cross_entropy is 0, and so are all other losses; expected one above 0")
+        return self
 
 
 class OptimizerRecipe(Settings):
@@ -228,6 +312,8 @@ class OptimizerRecipe(Settings):
     """Momentum of SGD."""
     weight_decay: NotNegative = 2e-4
     """Weight decay, applied to convolution and linear weights only."""
+    decay_backbone: bool = True
+    """Apply weight decay to the backbone too; in the authors' code it reaches none of the backbone's weights."""
     head_lr_factor: NotNegative = 1.0
     """Learning rate factor for all parameters outside the backbone."""
     schedule: Literal["poly", "cosine"] = "poly"
@@ -245,6 +331,8 @@ class OptimizerRecipe(Settings):
 class Recipe(Settings):
     """A complete training run."""
 
+    init_from: str | None = None
+    """Model to start from: a run, a model directory, camvid or hf://owner/name. Its architecture is adopted."""
     model: ModelRecipe = ModelRecipe()
     """Model of a training run."""
     data: DataRecipe
@@ -255,6 +343,8 @@ class Recipe(Settings):
     """Optimizer, learning rate schedule and EMA."""
     steps: Count = 40_000
     """Optimizer steps."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the training images; if set, steps is epochs * images / batch_size, rounded up."""
     batch_size: Count = 16
     """Images per step, over all devices and accumulation steps together."""
     accumulate: Count = 1
@@ -267,6 +357,8 @@ class Recipe(Settings):
     """Compile the model with torch.compile."""
     cuda_graph: bool = False
     """Capture the training step in a CUDA graph and replay it; on one GPU only."""
+    batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Momentum of batch norm statistics; none keeps the model's. The authors' CAR configurations have 0.0003."""
     fused_batch_norm: bool = False
     """Fuse batch normalization, shortcut addition and ReLU; on one GPU only."""
     deterministic: bool = False
@@ -277,6 +369,37 @@ class Recipe(Settings):
     """Steps between validations; the last step is always validated."""
     checkpoint_every: Count = 500
     """Steps between checkpoints."""
+    early_stopping: Count | None = None
+    """Number of validations without a better mean IoU after which training ends; none trains all steps."""
+    loggers: tuple[LoggerName, ...] = ("tensorboard",)
+    """Loggers of the metrics: tensorboard, csv, wandb, mlflow. metrics.jsonl is always written."""
+
+    def starting_from(self, source: str) -> "Recipe":
+        """Return a recipe that starts from another model and has no architecture settings of its own.
+
+        Settings that are set afterwards, as by an option, apply instead of those of that model.
+        """
+        others = self.model.model_dump(mode="json", exclude_unset=True, exclude=set(Architecture.model_fields))
+        return self.replace(init_from=source, model=ModelRecipe.read(others))
+
+    def differences(self, other: "Recipe") -> dict[str, tuple[Any, Any]]:
+        """Return the dotted keys whose values differ, each with the value here and in the other recipe."""
+        pairs = {key: (attrgetter(key)(self), attrgetter(key)(other)) for key in flat_fields(Recipe)}
+        return {key: (own, others) for key, (own, others) in pairs.items() if own != others}
+
+    def values_to_change(self, options: Mapping[str, str]) -> dict[str, Any]:
+        """Return the values of this recipe as `as_dict`, without those that the given options replace."""
+        recipe = self
+        if options.get("init_from", "none") != "none":
+            recipe = self.starting_from(options["init_from"])
+        elif "model.pretrained" in options:
+            recipe = self.replace(init_from=None)  # both are initial weights
+        values = recipe.as_dict() | {"model": recipe.model.model_dump(mode="json", exclude_unset=True)}
+        if "steps" in options:
+            if "epochs" in options:
+                raise CaasegError("--steps and --epochs are both set, but epochs determines steps; leave out one")
+            values["epochs"] = None  # otherwise the epochs of the recipe would determine steps
+        return values
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

@@ -25,7 +25,7 @@ def inside(box: Box, mask: torch.Tensor) -> torch.Tensor:
     return mask[box.top : box.bottom, box.left : box.right]
 
 
-def test_pixels_differ_if_labelled_and_not_predicted_equally_by_all_models() -> None:
+def test_pixels_differ_if_labeled_and_not_predicted_equally_by_all_models() -> None:
     predictions = torch.tensor([[[0, 1, 1, 0]], [[0, 1, 2, 1]], [[0, 2, 1, 1]]])
     assert differing_pixels(predictions, torch.tensor([[0, 0, 0, IGNORE]])).tolist() == [[False, True, True, False]]
 
@@ -92,7 +92,7 @@ def test_images_with_the_largest_differences_are_drawn_with_their_boxes() -> Non
     assert [one.counts.name for one in found.shown] == sorted(halves, key=ranks.__getitem__)
     for one in found.shown:
         differ = differing_pixels(one.predictions, one.label)
-        assert (int(differ.sum()), int((one.label != IGNORE).sum())) == (one.counts.differing, one.counts.labelled)
+        assert (int(differ.sum()), int((one.label != IGNORE).sum())) == (one.counts.differing, one.counts.labeled)
         right = tuple(int(((p == one.label) & differ).sum()) for p in one.predictions)
         assert right == one.counts.right
         assert all(inside(box, differ).float().mean() > PIXEL_COST for box in one.boxes)

@@ -1,4 +1,4 @@
-"""Conflict study: views, flattened gates, counts against a plain loop, worst images, and the command."""
+"""Conflict study: views, averaged gates, counts against a plain loop, worst images, and the command."""
 
 import json
 from pathlib import Path
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from caaseg.analysis.conflicts import (
     ConflictCounts,
-    Flattening,
+    GateMean,
     Views,
+    average_gates,
     check_head,
-    flatten_gates,
     image_gates,
     mark_conflicts,
     study_conflicts,
@@ -45,7 +45,7 @@ def test_counts_equal_a_plain_loop(n: int, v: int, k: int, h: int, w: int, seed:
     views = torch.randint(0, k, (n, v, h, w), generator=rng, dtype=torch.uint8)
     labels = torch.randint(0, k, (n, h, w), generator=rng, dtype=torch.uint8)
     labels[torch.rand(n, h, w, generator=rng) < 0.3] = IGNORE
-    expected: dict[str, list[int]] = {kind: [0] * k for kind in ("labelled", "lost", "won", "disagree")}
+    expected: dict[str, list[int]] = {kind: [0] * k for kind in ("labeled", "lost", "won", "disagree")}
     lost_from, won_over = [[0] * k for _ in range(v - 1)], [[0] * k for _ in range(v - 1)]
     for image in range(n):
         for i in range(h):
@@ -54,7 +54,7 @@ def test_counts_equal_a_plain_loop(n: int, v: int, k: int, h: int, w: int, seed:
                 if label == IGNORE:
                     continue
                 *parts, whole = (int(view[i, j]) for view in views[image])
-                expected["labelled"][label] += 1
+                expected["labeled"][label] += 1
                 expected["lost"][label] += any(part == label for part in parts) and whole != label
                 expected["won"][label] += whole == label and all(part != label for part in parts)
                 expected["disagree"][label] += len(set(parts)) > 1
@@ -86,7 +86,7 @@ def test_the_worst_image_of_each_section_is_kept_and_all_are_ranked() -> None:
     done: list[int] = []
     found = study_conflicts(build_model("danet", num_classes=8), scenes, num_shown=2, progress=done.append)
     assert done == list(range(1, 8))
-    assert sum(one.labelled for one in found.images) == int(found.counts.labelled.sum())
+    assert sum(one.labeled for one in found.images) == int(found.counts.labeled.sum())
     assert sum(one.lost for one in found.images) == int(found.counts.lost.sum()) > 0
     shares = [one.lost_share for one in found.images]
     assert shares == sorted(shares, reverse=True)
@@ -107,9 +107,9 @@ def test_the_command_writes_a_page_figures_and_numbers(
     model, out, numbers = save_model(head, tmp_path / "model"), tmp_path / "out", tmp_path / "numbers.json"
     words = ["--dataset", "scenes", "--out", str(out), "--images", "2", "--workers", "0", "--json", str(numbers)]
     assert main(["conflicts", model, *words]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     found = json.loads(numbers.read_text())
-    assert f"{found['all']['lost']:.2%} of the labelled pixels are lost" in said
+    assert f"{found['all']['lost']:.2%} of the labeled pixels are lost" in output
     figures = {"conflicts.png", "gates.png"} if head == "caa" else {"conflicts.png"}
     assert {path.name for path in out.iterdir()} == {"conflicts.html", *figures}
     page = (out / "conflicts.html").read_text()
@@ -130,24 +130,26 @@ def test_bad_input_gives_exit_code_2_and_one_message(tmp_path: Path, capsys: pyt
     assert "the model's head is fcn" in capsys.readouterr().err
     danet = save_model("danet", tmp_path / "danet")
     assert main(["conflicts", danet, *words, "--images", "0"]) == 2
-    assert "--images is 0; expected an integer of 1 or more" in capsys.readouterr().err
+    assert "--images is 0; expected greater than or equal to 1" in capsys.readouterr().err
     assert main(["conflicts", danet, "--dataset", "scenes", "--out", f"{danet}/config.json"]) == 2
     assert "which is a file; expected a new or existing directory" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_split_without_labels_is_rejected() -> None:
-    class Unlabelled(Scenes):
+    class Unlabeled(Scenes):
         def __getitem__(self, index: int) -> Any:
             sample = super().__getitem__(index)
             return sample._replace(label=torch.full_like(sample.label, IGNORE))
 
-    with pytest.raises(ValueError, match="no pixel of this split is labelled"):
-        study_conflicts(build_model("danet", num_classes=8), Unlabelled("val", length=1, size=(64, 64)))
+    with pytest.raises(ValueError, match="no pixel of this split is labeled"):
+        study_conflicts(build_model("danet", num_classes=8), Unlabeled("val", length=1, size=(64, 64)))
 
 
-@pytest.mark.parametrize(("column", "row"), [("none", "none"), ("level", "none"), ("none", "level"), ("even", "even")])
-def test_flattened_gates_are_means_of_the_gates_of_the_block(column: Flattening, row: Flattening) -> None:
+@pytest.mark.parametrize(
+    ("column", "row"), [("none", "none"), ("positions", "none"), ("none", "positions"), ("all", "all")]
+)
+def test_averaged_gates_are_means_of_the_gates_of_the_block(column: GateMean, row: GateMean) -> None:
     torch.manual_seed(1)
     block = ChannelizedAxialAttention(6, key_channels=3, value_channels=4, gate_layers=1, gate_width=5).double().eval()
     assert block.column_gate is not None
@@ -169,10 +171,10 @@ def test_flattened_gates_are_means_of_the_gates_of_the_block(column: Flattening,
         for i in range(h):
             for j in range(w):
                 for k in range(c):
-                    g1 = {"none": g_col[b, i, k], "level": g_col[b, :, k].mean(), "even": g_col[b].mean()}[column]
-                    g2 = {"none": g_row[b, j, k], "level": g_row[b, :, k].mean(), "even": g_row[b].mean()}[row]
+                    g1 = {"none": g_col[b, i, k], "positions": g_col[b, :, k].mean(), "all": g_col[b].mean()}[column]
+                    g2 = {"none": g_row[b, j, k], "positions": g_row[b, :, k].mean(), "all": g_row[b].mean()}[row]
                     expected[b, k, i, j] = g1 * g2 * r[b, i, j, k]
-    torch.testing.assert_close(flatten_gates(block, features, column=column, row=row), expected)
+    torch.testing.assert_close(average_gates(block, features, column=column, row=row), expected)
     if (column, row) == ("none", "none"):
         torch.testing.assert_close(block(features), expected)
 

@@ -19,6 +19,6 @@ def test_all_images_are_ranked_and_each_section_shows_its_first() -> None:
     assert ranking.shown == (3, 1)  # ties are broken by name; the second section is 3, 4, 5
 
 
-def test_a_split_without_labelled_pixels_is_rejected() -> None:
-    with pytest.raises(ValueError, match="no pixel of this split is labelled"):
+def test_a_split_without_labeled_pixels_is_rejected() -> None:
+    with pytest.raises(ValueError, match="no pixel of this split is labeled"):
         _ = Ranking[Image, int](6, 2).images

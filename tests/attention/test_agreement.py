@@ -10,6 +10,7 @@ from caaseg.attention import (
     ChannelGate,
     Gate,
     Implementation,
+    SqueezeExcitation,
     axial_attention,
     channel_attention,
     channelized_axial_attention,
@@ -85,10 +86,10 @@ def test_output_and_gradients_equal_the_definition_for_every_number_of_groups(h:
             assert (mine - theirs).norm() < 1e-10 * max(float(theirs.norm()), 1e-3), (implementation, groups)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["factorised", "grouped", "loop"])
 @pytest.mark.parametrize("gated", ["both", "column", "row", "none"])
 def test_gradients_pass_gradcheck(implementation: Implementation, gated: str) -> None:
-    maps = [draw(seed, 2, 2, 3, 4).requires_grad_() for seed in range(3)]
+    maps = [draw(seed, 1, 2, 2, 3).requires_grad_() for seed in range(3)]
     column_gate = draw_gate(3, 2) if gated in ("both", "column") else None
     row_gate = draw_gate(9, 2) if gated in ("both", "row") else None
 
@@ -96,7 +97,7 @@ def test_gradients_pass_gradcheck(implementation: Implementation, gated: str) ->
         return channelized_axial_attention(a, b, v, column_gate, row_gate, implementation=implementation, groups=2)
 
     assert torch.autograd.gradcheck(attend, maps)
-    assert torch.autograd.gradgradcheck(attend, maps)
+    assert torch.autograd.gradgradcheck(attend, maps, fast_mode=True)
 
 
 @given(n=counts, c=counts, d=counts, h=lengths, w=lengths, seed=seeds)
@@ -150,3 +151,8 @@ def test_channel_attention_and_squeeze_excitation_equal_their_definitions(
     gate = draw_gate(seed, c)
     expected = features * gate(features.mean((2, 3)))[:, :, None, None]
     assert relative_error(squeeze_excitation(features, gate), expected) < 1e-10
+
+
+def test_squeeze_excitation_has_a_hidden_layer_of_a_quarter_of_the_channels() -> None:
+    assert [tuple(weight.shape) for weight in SqueezeExcitation(16).parameters()] == [(4, 16), (16, 4)]
+    assert [tuple(weight.shape) for weight in SqueezeExcitation(2).parameters()] == [(1, 2), (2, 1)]

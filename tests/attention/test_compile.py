@@ -33,17 +33,25 @@ def assert_compiled_agrees(module: nn.Module, backend: str, sizes: Sequence[tupl
             torch.testing.assert_close(compiled(features), module(features), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("channelize", [True, False])
-def test_the_block_compiles_as_one_graph(channelize: bool) -> None:
-    assert_compiled_agrees(block(channelize=channelize).eval(), "aot_eager")
+@pytest.mark.parametrize(
+    ("channelize", "backend"),
+    [
+        (True, "eager"),
+        pytest.param(True, "aot_eager", marks=pytest.mark.slow),
+        pytest.param(False, "aot_eager", marks=pytest.mark.slow),
+    ],
+)
+def test_the_block_compiles_as_one_graph(channelize: bool, backend: str) -> None:
+    assert_compiled_agrees(block(channelize=channelize).eval(), backend)
 
 
+@pytest.mark.slow
 def test_self_attention_compiles_as_one_graph() -> None:
     module = SelfAttention(8, key_channels=4, value_channels=6, channelize=True, gate_width=4)
     assert_compiled_agrees(module.eval(), "aot_eager")
 
 
-@pytest.mark.parametrize("implementation", ["grouped", "loop"])
+@pytest.mark.parametrize("implementation", ["grouped", pytest.param("loop", marks=pytest.mark.slow)])
 def test_grouped_and_loop_compile_as_one_graph_at_a_fixed_size(implementation: str) -> None:
     module = block(implementation=implementation, groups=3).eval()
     torch.compiler.reset()
@@ -57,8 +65,15 @@ def test_the_block_compiles_with_the_default_backend() -> None:
     assert_compiled_agrees(block().eval(), "inductor", SIZES[:2])
 
 
-@pytest.mark.parametrize("channelize", [True, False])
-@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(
+    ("channelize", "strict"),
+    [
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_block_exports_with_dynamic_batch_height_and_width(channelize: bool, strict: bool) -> None:
     module = block(channelize=channelize).eval()
     dynamic = {0: Dim("n", min=1, max=64), 2: Dim("h", min=1, max=512), 3: Dim("w", min=1, max=512)}
@@ -70,17 +85,17 @@ def test_the_block_exports_with_dynamic_batch_height_and_width(channelize: bool,
         torch.testing.assert_close(exported(features), module(features))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.parametrize(
     ("module", "size"),
     [
-        (block(gate_layers=1), (3, 4)),
-        (block(gate_layers=1), (8, 8)),
-        (block(channelize=False), (8, 8)),
-        (SelfAttention(8, key_channels=4, value_channels=8), (3, 4)),
-        (PositionAttention(8), (3, 4)),
+        pytest.param(block(gate_layers=1), (3, 4), id="caa-3x4"),
+        pytest.param(block(gate_layers=1), (8, 8), id="caa-8x8"),
+        pytest.param(block(channelize=False), (8, 8), id="axial-8x8"),
+        pytest.param(SelfAttention(8, key_channels=4, value_channels=8), (3, 4), id="self_attention-3x4"),
+        pytest.param(PositionAttention(8), (3, 4), id="position-3x4"),
     ],
-    ids=["caa-3x4", "caa-8x8", "axial-8x8", "self_attention-3x4", "position-3x4"],
 )
 def test_a_batch_of_one_image_compiles_to_the_same_numbers_and_gradients(
     module: nn.Module, size: tuple[int, int]

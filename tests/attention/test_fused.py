@@ -36,6 +36,7 @@ LIMITS = {
 
 IMPLEMENTATIONS: tuple[Implementation, Implementation] = ("fused", "factorised")
 DRAWS = 3 if INTERPRETED else 16
+SMALL_SIZES = [(1, 1), (2, 3), (5, 17), (33, 2), (2, 31)]
 
 
 def attend(maps: list[Tensor], gates: Sequence[Gate | None], implementation: Implementation) -> Tensor:
@@ -85,9 +86,23 @@ def to_float64(
     return maps64, [copy.deepcopy(gate).double() for gate in gates], cotangent.double()
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
-@pytest.mark.parametrize("size", [(1, 1), (2, 3), (5, 17), (33, 2), (2, 31)], ids=str)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        ((5, 17), torch.float32),
+        ((2, 31), torch.float32),
+        ((5, 17), torch.bfloat16),
+        *(pytest.param(size, torch.float32, marks=pytest.mark.slow) for size in ((1, 1), (2, 3), (33, 2))),
+        *(pytest.param(size, torch.float16, marks=pytest.mark.slow) for size in SMALL_SIZES),
+        *(pytest.param(size, torch.bfloat16, marks=pytest.mark.slow) for size in SMALL_SIZES if size != (5, 17)),
+    ],
+    ids=str,
+)
 def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
+    assert_as_accurate_as_the_factorised_form(size, dtype)
+
+
+def assert_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
     # Over many elements: with few, the other form may be exact by chance.
     squares, batch = [], max(1, min(16, 64 // (size[0] * size[1])))
     for _ in range(DRAWS):
@@ -100,20 +115,28 @@ def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple
     assert (ours <= (LIMITS[dtype] * factorised).clamp(min=least)).all(), ours / factorised
 
 
-@pytest.mark.parametrize("dtype", LIMITS, ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        pytest.param(torch.float16, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_lines_of_several_blocks_are_as_accurate_as_the_factorised_form(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(axial_forward, "MAX_SINGLE_BLOCK", 16)
     monkeypatch.setattr(axial_forward, "BLOCK", 16 if dtype != torch.float32 else 32)
-    test_output_and_gradients_are_as_accurate_as_the_factorised_form((2, 50), dtype)
+    assert_as_accurate_as_the_factorised_form((2, 50), dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [(32, 33), (48, 65), (130, 2), (257, 2), (1, 512)], ids=str)
 def test_larger_maps_are_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
-    test_output_and_gradients_are_as_accurate_as_the_factorised_form(size, dtype)
+    assert_as_accurate_as_the_factorised_form(size, dtype)
 
 
 @pytest.mark.parametrize("gated", [(False, False), (True, False), (False, True)], ids=str)
@@ -191,7 +214,11 @@ def test_a_gate_too_wide_for_the_kernel_is_called_as_a_module(monkeypatch: pytes
             torch.testing.assert_close(fused_gate(gate, pooled, "gate"), gate(pooled))
 
 
-@pytest.mark.parametrize(("size", "dtype"), [((6, 33), torch.float32), ((44, 60), torch.bfloat16)], ids=str)
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [((6, 33), torch.float32), pytest.param((44, 60), torch.bfloat16, marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_results_are_bitwise_deterministic(size: tuple[int, int], dtype: torch.dtype) -> None:
     on_gpu = DEVICE == "cuda"  # programs run concurrently there: repeat often
     shape = {"channels": 256, "key_channels": 64, "batch": 8} if on_gpu else {}

@@ -92,7 +92,7 @@ def test_the_command_measures_synthetic_scenes_and_writes_numbers(
     speeds = [Speed(pipeline=record["pipeline"], rounds=record["rounds"]) for record in found["measurements"]]
     assert [speed.images_per_second for speed in speeds] == [r["images_per_second"] for r in found["measurements"]]
     assert found["speedup_over_faster_reference"] == speedup(speeds)
-    assert found["data"] == "scenes, drawn"
+    assert found["data"] == "synthetic scenes"
     assert found["crop"] == [64, 96]
     assert {"command", "commit", "hardware", "versions"} <= set(found)
     assert found["hardware"]["threads"] == 1
@@ -102,9 +102,9 @@ def test_the_command_measures_synthetic_scenes_and_writes_numbers(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--crop", "3x5x2"], "--crop is 3x5x2; expected 2 integers from 1 to 1000000"),
-        (["--crop", "0x480"], "--crop is 0x480; expected 2 integers from 1 to 1000000"),
-        (["--rounds", "0"], "--rounds is 0; expected an integer of 1 or more"),
+        (["--crop", "3x5x2"], "--crop is '3x5x2'; expected at most 2 items after validation, not 3"),
+        (["--crop", "0x480"], "--crop is '0x480'; expected greater than or equal to 1"),
+        (["--rounds", "0"], "--rounds is 0; expected greater than or equal to 1"),
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(

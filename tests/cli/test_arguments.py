@@ -61,11 +61,11 @@ def test_a_path_without_permission_is_refused_before_any_work(
 ) -> None:
     (tmp_path / "locked").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "access", lambda place, mode: Path(place).name != "locked")  # root may write everywhere
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")  # root may write everywhere
     assert main(words) == 2
-    place = tmp_path / "locked"
-    said = f"caaseg: {option} is {words[-1]!r}, but {place} is not writable; choose another path\n"
-    assert capsys.readouterr().err == said
+    locked = tmp_path / "locked"
+    expected = f"caaseg: {option} is {words[-1]!r}, but {locked} is not writable; choose another path\n"
+    assert capsys.readouterr().err == expected
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:1", "mps"])
@@ -112,3 +112,10 @@ def test_a_device_that_this_machine_lacks_is_an_error(monkeypatch: pytest.Monkey
 )
 def test_values_can_be_written_in_several_ways(words: list[str], option: str, value: object) -> None:
     assert parse(words)[1][option] == value
+
+
+def test_an_integer_with_too_many_digits_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["flops", "--gate-layers", "9" * 5000]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("caaseg: --gate-layers is '999")
+    assert said.endswith("; expected a valid integer\n")

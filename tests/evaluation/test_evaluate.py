@@ -1,11 +1,8 @@
-"""Scoring: the answer scores 100 %, counts are those of a plain loop, in one process or two; the command's words."""
+"""Evaluation: scores and counts in one process and in two, and the command."""
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,9 @@ from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.sample import IGNORE, BadFileError, Batch, Color, Sample
 from caaseg.data.transforms import normalize
 from caaseg.evaluation.evaluate import Evaluation
-from caaseg.reports.evaluation import describe_data, score_lines, score_table
+from caaseg.reports.evaluation import describe_data, describe_protocol, score_lines, score_table
 from tests.data import trees
+from tests.processes import exit_with_command, run_ranks
 
 
 def build(num_classes: int = 8, **options: Any) -> caaseg.Segmenter:
@@ -42,8 +40,8 @@ def scenes(length: int = 3) -> Scenes:
     return Scenes("val", length=length, size=(64, 64))
 
 
-class Knowing(nn.Module):
-    """Knows the label of every image of a dataset by heart."""
+class Oracle(nn.Module):
+    """Returns the labels of the images of a dataset."""
 
     def __init__(self, dataset: Scenes) -> None:
         super().__init__()
@@ -52,23 +50,23 @@ class Knowing(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         labels = torch.stack([next(label for known, label in self.known if torch.equal(known, i)) for i in images])
-        classes = labels.to(torch.int64) % IGNORE  # something has to be said where the label is ignored
+        classes = labels.to(torch.int64) % IGNORE  # any class where the label is ignored
         return one_hot(classes, self.num_classes).permute(0, 3, 1, 2).float()
 
 
-def test_who_knows_the_answer_scores_everything() -> None:
-    evaluation = caaseg.evaluate(Knowing(scenes()), scenes(), boundary=True, batch_size=2)
+def test_correct_predictions_score_100_percent() -> None:
+    evaluation = caaseg.evaluate(Oracle(scenes()), scenes(), boundary=True, batch_size=2)
     assert evaluation.mean_iou == evaluation.pixel_accuracy == evaluation.mean_accuracy == 1
     assert evaluation.mean_boundary_iou == 1
     assert evaluation.classes == Scenes.classes
     assert evaluation.images == 3
-    labelled = sum(int((scenes()[k].label != IGNORE).sum()) for k in range(3))
-    assert evaluation.confusion.sum() == evaluation.confusion.diagonal().sum() == labelled
+    labeled = sum(int((scenes()[k].label != IGNORE).sum()) for k in range(3))
+    assert evaluation.confusion.sum() == evaluation.confusion.diagonal().sum() == labeled
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_the_counts_are_those_of_a_plain_loop(batch_size: int, workers: int) -> None:
+def test_counts_equal_a_plain_loop(batch_size: int, workers: int) -> None:
     model, data = build(), scenes()
     expected = torch.zeros(8, 8, dtype=torch.int64)
     for sample in (data[k] for k in range(3)):
@@ -84,28 +82,28 @@ def test_the_counts_are_those_of_a_plain_loop(batch_size: int, workers: int) -> 
     assert evaluation.mean_boundary_iou is None
 
 
-def test_a_predictor_says_how_to_score() -> None:
+def test_a_predictor_is_evaluated_with_its_settings() -> None:
     predictor = caaseg.Predictor(build(), scales=(0.5, 1.0), flip=True, window=(48, 48))
     expected = torch.zeros(8, 8, dtype=torch.int64)
     for sample in (scenes()[k] for k in range(3)):
         found = torch.from_numpy(predictor(sample.image.permute(1, 2, 0).numpy())).to(torch.int64)
-        kept = sample.label != IGNORE
-        expected += torch.bincount(sample.label[kept] * 8 + found[kept], minlength=64).view(8, 8)
+        labeled = sample.label != IGNORE
+        expected += torch.bincount(sample.label[labeled] * 8 + found[labeled], minlength=64).view(8, 8)
     assert torch.equal(caaseg.evaluate(predictor, scenes()).confusion, expected)
 
 
-def test_nothing_of_an_image_is_kept() -> None:
+def test_images_and_predictions_are_released_after_their_batch() -> None:
     alive: list[weakref.ref[Tensor]] = []
     most = 0
 
-    def seen(batch: Batch, predictions: Tensor) -> None:
+    def check_released(batch: Batch, predictions: Tensor) -> None:
         nonlocal most
         alive.extend([weakref.ref(batch.images), weakref.ref(predictions)])
         most = max(most, sum(reference() is not None for reference in alive))
 
-    caaseg.evaluate(build(), scenes(8), boundary=True, on_batch=seen)
+    caaseg.evaluate(build(), scenes(8), boundary=True, on_batch=check_released)
     assert len(alive) == 16
-    assert most <= 4  # those of this batch and of the one before
+    assert most <= 4  # of this batch and the previous one
 
 
 class Odd:
@@ -145,7 +143,7 @@ class Greedy(nn.Module):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-def test_what_cannot_be_scored_is_said() -> None:
+def test_errors_state_why_a_dataset_cannot_be_evaluated() -> None:
     with pytest.raises(ValueError, match="val-0-000000: 1 x 64 x 64 at scale 1 does not fit in the memory of cpu; use"):
         caaseg.evaluate(Greedy(), scenes())
     with pytest.raises(
@@ -161,41 +159,40 @@ def test_what_cannot_be_scored_is_said() -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small CamVid, and a model for it."""
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a small CamVid and a model for it."""
     root = tmp_path_factory.mktemp("evaluate")
     trees.camvid(root / "camvid")
-    build(11, classes=DATASETS["camvid"].classes).save_pretrained(root / "model")
+    model = build(11, classes=DATASETS["camvid"].classes, decoder=True)
+    assert model.classifier.bias is not None
+    model.classifier.bias.data += torch.tensor([1000.0 if k in (0, 5) else 0.0 for k in range(11)])  # both are labeled
+    model.save_pretrained(root / "model")
     return root
 
 
-def words(place: Path, *more: str) -> list[str]:
-    return ["evaluate", str(place / "model"), "--dataset", "camvid", "--root", str(place / "camvid"), *more]
+def words(root: Path, *more: str) -> list[str]:
+    return ["evaluate", str(root / "model"), "--dataset", "camvid", "--root", str(root / "camvid"), *more]
 
 
-def test_two_processes_count_every_image_once(place: Path, tmp_path: Path) -> None:
+def test_two_processes_count_every_image_once(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     common = ["--split", "train", "--boundary", "--workers", "0", "--device", "cpu"]  # 3 images: 2 and 1
-    assert main(words(place, *common, "--json", str(tmp_path / "one.json"))) == 0
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
-    result = subprocess.run(
-        [*launch, *words(place, *common, "--json", str(tmp_path / "two.json"))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("mean IoU") == 1  # one of them speaks
+    assert main(words(root, *common, "--json", str(tmp_path / "one.json"))) == 0
+    capfd.readouterr()
+    codes = run_ranks(exit_with_command, words(root, *common, "--json", str(tmp_path / "two.json")))
+    printed = capfd.readouterr()
+    assert codes == [0, 0], printed.err
+    assert printed.out.count("mean IoU") == 1  # one process prints
     one, two = (json.loads((tmp_path / name).read_text()) for name in ("one.json", "two.json"))
     for name in ("command", "seconds"):
         assert one.pop(name) != two.pop(name)
     assert one == two
+    assert 0 < one["mean_boundary_iou"] < 1
+    assert len({row["boundary_iou"] for row in one["classes"]}) > 2
     assert np.sum(one["confusion"]) == 3 * 12 * 16 * 3 / 4  # a quarter is ignored
 
 
-def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(place, "--boundary", "--scales", "0.5, 1.0", "--flip", "--window", "9x9")) == 0
+def test_the_command_prints_scores_protocol_and_absent_classes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(root, "--boundary", "--scales", "0.5, 1.0", "--flip", "--window", "9x9")) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "│ 10 │" in printed
     assert "boundary IoU" in printed
@@ -209,10 +206,10 @@ def test_the_command_prints_scores_protocol_and_absent_classes(place: Path, caps
 
 
 def test_the_page_has_scores_confusions_and_images(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "new" / "page.html"
-    assert main(words(place, "--split", "train", "--workers", "0", "--page", str(page))) == 0
+    assert main(words(root, "--split", "train", "--workers", "0", "--page", str(page))) == 0
     assert f"page: {page}" in capsys.readouterr().out
     text = page.read_text()
     assert "<h1>model</h1>" in text
@@ -223,23 +220,15 @@ def test_the_page_has_scores_confusions_and_images(
     assert "http" not in re.sub(r"data:[^\"]*|http://www.w3.org[^\"]*", "", text)  # it needs no network
 
 
-def test_a_page_is_written_by_one_process(place: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
-    result = subprocess.run(
-        [*launch, *words(place, "--device", "cpu", "--page", str(tmp_path / "page.html"))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode != 0
-    assert "--page needs all images, but 2 processes share them; start one process" in result.stderr
+def test_two_processes_cannot_write_a_page(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = words(root, "--device", "cpu", "--page", str(tmp_path / "page.html"))
+    assert run_ranks(exit_with_command, arguments) == [2, 2]
+    assert "--page needs all images, but 2 processes share them; start one process" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(place, "--output-stride", "8", "--precision", "bf16", "--workers", "0", "--json", "-")) == 0
+def test_the_json_output_has_all_scores(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words(root, "--output-stride", "8", "--precision", "bf16", "--workers", "0", "--json", "-")) == 0
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert "mean IoU" in captured.err
@@ -255,40 +244,40 @@ def test_the_json_is_the_whole_result(place: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--scales", "1.0,big"], "--scales is 1.0 big; expected a list of numbers above 0"),
-        (["--scales", "0"], "--scales is 0; expected a list of numbers above 0"),
-        (["--window", "5x6x7"], "--window is 5x6x7; expected 2 integers from 1 to 1000000"),
+        (["--scales", "1.0,big"], "--scales is ['1.0', 'big']; expected a valid number"),
+        (["--scales", "0"], "--scales is [0]; expected greater than 0"),
+        (["--window", "5x6x7"], "--window is '5x6x7'; expected at most 2 items"),
         (["--split", "trial"], "camvid"),
         (["--dataset", "camvids"], "no dataset is called 'camvids'; expected any of pascal_context, "),
         (["--dataset", "scenes"], "the model has 11 classes, but the dataset has 8 (meadow, water, sand, ...)"),
         (["--submission", "out"], "--submission is for the Cityscapes server, but --dataset is camvid; leave it out"),
-        (["--batch-size", "0"], "--batch-size is 0; expected an integer of 1 or more"),
-        (["--workers", "-1"], "--workers is -1; expected an integer of 0 or more"),
+        (["--batch-size", "0"], "--batch-size is 0; expected greater than or equal to 1"),
+        (["--workers", "-1"], "--workers is -1; expected greater than or equal to 0"),
     ],
 )
 def test_bad_input_ends_with_one_message(
-    place: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    root: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words(place, *more)) == 2
+    assert main(words(root, *more)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
     assert captured.err.count("\n") == 1
 
 
-def test_a_missing_model_or_root_is_said(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_errors_name_a_missing_model_or_root(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(place)
+    monkeypatch.chdir(root)
     assert main(["evaluate", "model", "--dataset", "camvid"]) == 2
     assert "camvid needs the directory of its files; give it as --root" in capsys.readouterr().err
     assert main(["evaluate", "camvid", "--dataset", "camvid", "--root", "camvid"]) == 2
     assert "camvid: contains no model; expected a directory with config.json" in capsys.readouterr().err
 
 
-def test_other_names_for_the_classes_are_noted(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_names_for_the_classes_are_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build(11, classes=[f"class {k}" for k in range(11)]).save_pretrained(tmp_path)
-    assert main(["evaluate", str(tmp_path), *words(place, "--workers", "0")[2:]]) == 0
+    assert main(["evaluate", str(tmp_path), *words(root, "--workers", "0")[2:]]) == 0
     assert "the class names of the model and the dataset differ" in " ".join(capsys.readouterr().out.split())
 
 
@@ -299,14 +288,30 @@ def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.Ca
     model.save_pretrained(tmp_path / "model")
     arguments = ["--dataset", "cityscapes", "--root", str(tmp_path), "--split", "test", "--workers", "0"]
     assert main(["evaluate", str(tmp_path / "model"), *arguments, "--submission", str(tmp_path / "out")]) == 0
-    assert "No pixel of this split is labelled, so there are no scores." in capsys.readouterr().out
+    assert "No pixel of this split is labeled, so there are no scores." in capsys.readouterr().out
     with Image.open(tmp_path / "out" / f"{name}_prediction.png") as written:
         found = np.array(written)
     expected = caaseg.Predictor(model)(tmp_path / f"leftImg8bit/test/bonn/{name}_leftImg8bit.png")
     assert np.array_equal(found, np.array(cityscapes.CLASSES.values)[expected])
 
 
-def test_the_protocol_tells_59_from_60_classes() -> None:
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "scale 1, no flips, whole images, output stride 8, float32"),
+        ({"flip": True}, "scale 1, with flipped images, whole images, logits averaged, output stride 8, float32"),
+        (
+            {"window": (9, 7), "average": "probabilities", "overlap": 0.5},
+            "scale 1, no flips, windows of 9 x 7 with an overlap of 50%, probabilities averaged, "
+            "output stride 8, float32",
+        ),
+    ],
+)
+def test_the_protocol_states_what_is_averaged(options: dict[str, Any], text: str) -> None:
+    assert describe_protocol(caaseg.Predictor(nn.Identity(), **options), 8) == text
+
+
+def test_the_protocol_distinguishes_59_and_60_classes() -> None:
     for name, number, how in (("pascal_context", 59, "ignored"), ("pascal_context_60", 60, "scored")):
         text = describe_data(name, "val", made(DATASETS[name].classes))
         assert text == f"PASCAL Context, background {how} ({name}, {number} classes), val: 4 images"
@@ -329,7 +334,7 @@ def made(classes: tuple[str, ...]) -> Evaluation:
     )
 
 
-def test_what_has_no_score_is_empty_and_named() -> None:
+def test_classes_without_a_score_are_empty_and_listed() -> None:
     evaluation = made(("cat", "[dog]", "hen"))
     assert list(score_table(evaluation).columns[2].cells) == ["100.00", "", ""]
     assert score_lines(evaluation, "cats", "at once")[-1].endswith(

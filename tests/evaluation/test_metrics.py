@@ -1,4 +1,4 @@
-"""Scores against cases worked by hand, scikit-learn's, and the definition of boundary IoU written out slowly."""
+"""Metrics against cases by hand, scikit-learn, and a slow implementation of boundary IoU."""
 
 import math
 
@@ -17,7 +17,7 @@ seeds = st.integers(0, 2**31)
 
 
 def drawn(seed: int, size: tuple[int, ...], num_classes: int, ignored: float) -> tuple[Tensor, Tensor]:
-    """Predictions, and labels of which some are ignored; the last class is in neither where there are several."""
+    """Return predictions, and labels of which some are ignored; of several classes the last occurs in neither."""
     rng = np.random.default_rng(seed)
     most = max(1, num_classes - 1)
     labels = rng.integers(0, most, size).astype(np.uint8)
@@ -38,18 +38,18 @@ def test_two_classes_by_hand() -> None:
     assert (matrix.mean_iou, matrix.pixel_accuracy) == (0.5, 4 / 6)
 
 
-def test_classes_that_are_nowhere_are_left_out_of_means() -> None:
+def test_means_skip_classes_that_do_not_occur() -> None:
     matrix = ConfusionMatrix(4)
     matrix.update(torch.tensor([0, 0, 2]), torch.tensor([0, 0, 0], dtype=torch.uint8))
     assert matrix.iou[0] == 2 / 3
-    assert matrix.iou[2] == 0  # predicted where it is not
+    assert matrix.iou[2] == 0  # predicted, but not labeled
     assert math.isnan(matrix.iou[1])
     assert math.isnan(matrix.accuracy[2])
     assert matrix.mean_iou == 1 / 3
     assert matrix.mean_accuracy == 2 / 3
 
 
-def test_without_a_labelled_pixel_there_are_no_scores() -> None:
+def test_scores_without_a_labeled_pixel_are_nan() -> None:
     matrix = ConfusionMatrix(3)
     matrix.update(torch.tensor([0, 1]), torch.tensor([255, 255], dtype=torch.uint8))
     assert matrix.counts.sum() == 0
@@ -57,17 +57,17 @@ def test_without_a_labelled_pixel_there_are_no_scores() -> None:
 
 
 @given(seed=seeds, pixels=st.integers(1, 60), num_classes=st.integers(2, 6), ignored=st.sampled_from([0.0, 0.3, 0.9]))
-def test_every_score_is_scikit_learns(seed: int, pixels: int, num_classes: int, ignored: float) -> None:
+def test_every_score_equals_that_of_scikit_learn(seed: int, pixels: int, num_classes: int, ignored: float) -> None:
     predictions, labels = drawn(seed, (pixels,), num_classes, ignored)
     matrix = ConfusionMatrix(num_classes)
     matrix.update(predictions, labels)
-    kept = labels != IGNORE
-    if not kept.any():
+    labeled = labels != IGNORE
+    if not labeled.any():
         return
-    truth, found, ids = labels[kept].numpy(), predictions[kept].numpy(), list(range(num_classes))
+    truth, found, ids = labels[labeled].numpy(), predictions[labeled].numpy(), list(range(num_classes))
     assert matrix.counts.tolist() == confusion_matrix(truth, found, labels=ids).tolist()
     iou = jaccard_score(truth, found, labels=ids, average=None, zero_division=0)
-    iou[~np.isin(ids, [truth, found])] = math.nan  # where scikit-learn says zero_division
+    iou[~np.isin(ids, [truth, found])] = math.nan  # where scikit-learn returns zero_division
     recall = recall_score(truth, found, labels=ids, average=None, zero_division=math.nan)
     np.testing.assert_allclose(matrix.iou.numpy(), iou, rtol=1e-12)
     np.testing.assert_allclose(matrix.accuracy.numpy(), recall, rtol=1e-12)
@@ -77,7 +77,7 @@ def test_every_score_is_scikit_learns(seed: int, pixels: int, num_classes: int, 
 
 
 def slow_boundary_iou(prediction: Tensor, label: Tensor, num_classes: int, distance: int) -> list[float]:
-    """Class by class and pixel by pixel: masks, what of them is close to their contour, intersection over union."""
+    """Compute boundary IoU per class: masks, their pixels close to the contour, intersection over union."""
     height, width = label.shape
     truth = [
         [int(prediction[y, x] if label[y, x] == IGNORE else label[y, x]) for x in range(width)] for y in range(height)
@@ -108,7 +108,7 @@ def test_boundary_iou_equals_its_definition(
     seed: int, height: int, width: int, num_classes: int, ignored: float, share: float
 ) -> None:
     predictions, labels = drawn(seed, (1, (height + 3) // 4, (width + 3) // 4), num_classes, ignored)
-    predictions, labels = (  # patches of 4 x 4, so that not all is boundary
+    predictions, labels = (  # patches of 4 x 4, so that some pixels are inside
         classes.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :height, :width] for classes in (predictions, labels)
     )
     counts = BoundaryIoU(num_classes, width=share)
@@ -118,7 +118,7 @@ def test_boundary_iou_equals_its_definition(
     np.testing.assert_allclose(counts.iou.numpy(), expected, rtol=1e-12)
 
 
-def test_a_boundary_is_a_fiftieth_of_the_diagonal_wide_unless_asked() -> None:
+def test_the_default_width_of_a_boundary_is_2_percent_of_the_diagonal() -> None:
     classes = torch.zeros(1, 300, 400, dtype=torch.int64)  # a diagonal of 500
     classes[:, :, 200:] = 1
     line = close_to_contour(classes, 10)[0, 150]
@@ -141,7 +141,7 @@ def test_a_shifted_edge_costs_more_boundary_iou_than_iou() -> None:
 
 
 @pytest.mark.parametrize("kind", [ConfusionMatrix, BoundaryIoU])
-def test_merged_counts_are_those_of_all_images(kind: type[ConfusionMatrix] | type[BoundaryIoU]) -> None:
+def test_sums_of_counts_equal_the_counts_of_all_images(kind: type[ConfusionMatrix] | type[BoundaryIoU]) -> None:
     predictions, labels = drawn(3, (6, 20, 30), 4, 0.1)
     whole, first, second = kind(4), kind(4), kind(4)
     whole.update(predictions, labels)
@@ -149,5 +149,5 @@ def test_merged_counts_are_those_of_all_images(kind: type[ConfusionMatrix] | typ
         (first if n % 2 else second).update(predictions[n : n + 1], labels[n : n + 1])
     first.counts += second.counts
     assert torch.equal(first.counts, whole.counts)
-    first.reduce()  # one process: as it was
+    first.reduce()  # no change in one process
     assert torch.equal(first.counts, whole.counts)

@@ -1,9 +1,11 @@
 """Compile every kernel for an NVIDIA GPU of compute capability 9.0 and print the size of its binary.
 
-Runs without a GPU, but in a process without TRITON_INTERPRET=1.
+Runs without a GPU, but in a process without TRITON_INTERPRET=1. The argument "small" compiles each kernel once, with
+small blocks; "used" compiles the block sizes and dtypes that the library uses, which takes minutes.
 """
 
 import inspect
+import sys
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ INTEGERS = (
     "num_lines length line_stride stride channels key_channels size num_positions width height h w classes "
     "rows num_parts program_rows"
 )
-FLOATS = "pool_scale slope step_x step_y momentum eps"
+FLOATS = "pool_scale slope step_x step_y label_smoothing momentum eps"
 FLOAT32_POINTERS = "stats deltas weights losses parts moments sums running_mean running_var weight bias"
 TYPES: dict[str, Any] = {
     **dict.fromkeys(INTEGERS.split(), "i32"),
@@ -45,6 +47,30 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], warps: int = 4, stage
     if kernel.__name__ in ("normalize_kernel", "merge_moments_kernel"):
         assert "max.NaN.f32" in compiled.asm["ptx"]  # NaN propagates; the interpreter's maximum always does that
     print(kernel.__name__, len(compiled.asm["cubin"]))
+
+
+def compile_small_blocks() -> None:
+    blocks = {"block": 16, "block_d": 16, "block_c": 16, "gated": True}
+    compile_kernel(axial_forward.attention_with_tail_kernel, {**blocks, "tail": 16, "program_c": 16})
+    compile_kernel(axial_forward.pool_kernel, {"block": 8, "block_c": 16})
+    compile_kernel(axial_backward.attention_backward_kernel, {**blocks, "pooled": True})
+    compile_long_lines(blocks, grad_gate="*fp32")
+    compile_kernel(gate.scale_columns_kernel, {"block": 64})
+    compile_kernel(gate.scale_columns_backward_kernel, {"block_h": 4, "block": 64})
+    layers: dict[str, Any] = {"layers": 1, "block": 16, "block_c": 16, "block_w": 16}
+    types: dict[str, Any] = {"hidden": ("*bf16",)}
+    compile_kernel(gate.gate_kernel, {**layers, "save_states": True}, **types)
+    compile_kernel(gate.gate_backward_kernel, layers, **types)
+    compile_kernel(gate.gate_weights_kernel, {"layers": 1, "block": 16, "block_p": 16}, grads="*fp32", **types)
+    compile_cross_entropy([2])
+    compile_batch_norm({"block": 8, "block_c": 16}, {"block": 16, "block_c": 16}, 1)
+
+
+def compile_used_blocks() -> None:
+    compile_axial()
+    compile_gate()
+    compile_cross_entropy([2, 19, 59, 171, 255, 300])
+    compile_batch_norm({"block": 32, "block_c": 128}, {"block": 256, "block_c": 16}, 4)
 
 
 def compile_axial() -> None:
@@ -93,28 +119,24 @@ def compile_gate() -> None:
         compile_kernel(gate.gate_weights_kernel, {"layers": 4, "block": 64, "block_p": 64}, grads="*fp32", **types)
 
 
-def compile_cross_entropy() -> None:
-    for classes in (2, 19, 59, 171, 255, 300):
-        constants: dict[str, Any] = {"ignore_index": 255, "weighted": True, "exact": False}
+def compile_cross_entropy(numbers_of_classes: list[int]) -> None:
+    for classes in numbers_of_classes:
+        constants: dict[str, Any] = {"ignore_index": 255, "weighted": True, "smoothed": True, "exact": False}
         constants |= {"block_w": cross_entropy.FEATURES, **cross_entropy.block_sizes(classes)}
         warps = constants.pop("num_warps")
         compile_kernel(cross_entropy.cross_entropy_kernel, constants, warps, grads="*fp32")
 
 
-def compile_batch_norm() -> None:
-    tile, merge = {"block": 32, "block_c": 128}, {"block": 256, "block_c": 16}
-    compile_kernel(batch_norm.moments_kernel, {**tile, "unroll": 4})
+def compile_batch_norm(tile: dict[str, int], merge: dict[str, int], unroll: int) -> None:
+    compile_kernel(batch_norm.moments_kernel, {**tile, "unroll": unroll})
     compile_kernel(batch_norm.merge_moments_kernel, merge, 8)
-    elementwise = {**tile, "tiles_per_program": 8}
+    elementwise = {**tile, "tiles_per_program": 2 * unroll}
     compile_kernel(batch_norm.normalize_kernel, {**elementwise, "has_residual": True, "relu": True})
     flags = {"has_mask": True, "has_grad2": True, "relu": True}
-    compile_kernel(batch_norm.grad_sums_kernel, {**tile, **flags, "unroll": 4})
+    compile_kernel(batch_norm.grad_sums_kernel, {**tile, **flags, "unroll": unroll})
     compile_kernel(batch_norm.merge_grad_sums_kernel, merge, 8)
     compile_kernel(batch_norm.grad_features_kernel, {**elementwise, "apply_relu": True})
 
 
 if __name__ == "__main__":
-    compile_axial()
-    compile_gate()
-    compile_cross_entropy()
-    compile_batch_norm()
+    {"small": compile_small_blocks, "used": compile_used_blocks}[sys.argv[1]]()

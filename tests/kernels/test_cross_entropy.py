@@ -32,25 +32,36 @@ def test_loss_and_gradient_equal_those_of_upsampled_logits(
     compare(5, coarse, fine, weighted)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("classes", [5, 171])
+def test_label_smoothing_equals_that_of_torch(classes: int, weighted: bool) -> None:
+    compare(classes, (4, 5), (25, 33), weighted, label_smoothing=0.1)
+
+
 @pytest.mark.parametrize("classes", [2, 16, 128, 129, 171, 255])
 def test_up_to_255_classes_are_supported(classes: int) -> None:
     compare(classes, (2, 3), (5, 9), weighted=True)
 
 
-def compare(classes: int, coarse: tuple[int, int], fine: tuple[int, int], weighted: bool) -> None:
+def compare(
+    classes: int, coarse: tuple[int, int], fine: tuple[int, int], weighted: bool, label_smoothing: float = 0.0
+) -> None:
     logits = (3 * torch.randn(2, classes, *coarse, device=DEVICE)).requires_grad_()
     labels = torch.randint(classes, (2, *fine), dtype=torch.uint8, device=DEVICE)
     labels[torch.rand(labels.shape, device=DEVICE) < 0.3] = IGNORE
     weights = torch.rand(classes, device=DEVICE) + 0.1 if weighted else None
     assert is_supported(logits) == logits.is_cuda  # the interpreter is for tests only
-    loss = upsampled_cross_entropy(logits, labels, weights, ignore_index=IGNORE)
+    smoothing = label_smoothing
+    loss = upsampled_cross_entropy(logits, labels, weights, ignore_index=IGNORE, label_smoothing=smoothing)
     (gradient,) = torch.autograd.grad(0.3 * loss, logits)
 
     reference = logits.detach().double().requires_grad_()
     rows = resize(reference, fine).movedim(1, -1).flatten(0, -2)
     factors = None if weights is None else weights.double()
     targets = labels.flatten().long()
-    expected = cross_entropy(rows, targets, weight=factors, ignore_index=IGNORE, reduction="sum")
+    expected = cross_entropy(
+        rows, targets, weight=factors, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing
+    )
     (expected_gradient,) = torch.autograd.grad(0.3 * expected, reference)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(gradient.double(), expected_gradient, rtol=1e-4, atol=1e-5)

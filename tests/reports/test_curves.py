@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 from caaseg.reports.curves import Line, as_svg, draw_lines
 
 
-def test_a_figure_is_well_formed_takes_the_pages_colors_and_keeps_its_parts_to_itself() -> None:
+def test_a_figure_is_well_formed_svg_with_the_colors_of_the_page_and_unique_ids() -> None:
     lines = [Line("CAA", [1, 2, 3], [0.1, 0.5, 0.7]), Line("FCN", [1, 2, 3], [0.1, 0.2, 0.2])]
     first, second = (as_svg(draw_lines(lines), name) for name in ("first", "second"))
     root = ET.fromstring(first)
@@ -21,12 +21,12 @@ def test_a_figure_is_well_formed_takes_the_pages_colors_and_keeps_its_parts_to_i
     assert used <= ids[0]
 
 
-def test_the_same_lines_give_the_same_figure_and_long_ones_a_small_one() -> None:
+def test_figures_are_reproducible_and_long_lines_stay_small() -> None:
     steps = list(range(10, 80_001, 10))
     line = Line("loss", steps, [1 / step for step in steps])
     assert as_svg(draw_lines([line]), "loss") == as_svg(draw_lines([line]), "loss")
     assert len(as_svg(draw_lines([line]), "loss")) < 30_000
 
 
-def test_a_run_without_any_measurement_is_drawn_too() -> None:
+def test_a_line_without_points_is_drawn() -> None:
     assert "<svg" in as_svg(draw_lines([Line("loss", [], [])]), "loss")

@@ -10,19 +10,19 @@ from caaseg.reports.demo import CHANCE, DemoScores, findings
 @pytest.mark.parametrize(
     ("fcn", "caa", "sentence"),
     [
-        (0.12, 0.75, "CAA learned to tell them apart, and FCN did not."),
-        (0.30, 0.75, "CAA learned to tell them apart, and FCN only in part."),
-        (0.75, 0.12, "FCN learned to tell them apart, and CAA did not."),
-        (0.75, 0.30, "FCN learned to tell them apart, and CAA only in part."),
-        (0.80, 0.75, "Both learned to tell them apart."),
-        (0.12, 0.13, "Neither learned to tell them apart."),
-        (0.12, 0.30, "CAA learned to tell them apart in part, and FCN did not."),
-        (0.30, 0.12, "FCN learned to tell them apart in part, and CAA did not."),
-        (0.30, 0.40, "Both learned to tell them apart in part."),
+        (0.12, 0.75, "CAA learned to distinguish them, and FCN did not."),
+        (0.30, 0.75, "CAA learned to distinguish them, and FCN only partly."),
+        (0.75, 0.12, "FCN learned to distinguish them, and CAA did not."),
+        (0.75, 0.30, "FCN learned to distinguish them, and CAA only partly."),
+        (0.80, 0.75, "Both learned to distinguish them."),
+        (0.12, 0.13, "Neither learned to distinguish them."),
+        (0.12, 0.30, "CAA partly learned to distinguish them, and FCN did not."),
+        (0.30, 0.12, "FCN partly learned to distinguish them, and CAA did not."),
+        (0.30, 0.40, "Both partly learned to distinguish them."),
         (math.nan, 0.40, "Houses were not scored."),
     ],
 )
-def test_houses(fcn: float, caa: float, sentence: str) -> None:
+def test_the_sentence_on_houses_names_the_models_that_learned_them(fcn: float, caa: float, sentence: str) -> None:
     _, houses, _ = findings(DemoScores(0.5, 0.9, fcn), DemoScores(0.5, 0.9, caa))
     assert houses.endswith(f" {sentence}")
 
@@ -36,7 +36,7 @@ def test_houses(fcn: float, caa: float, sentence: str) -> None:
         (math.nan, 0.4, "FCN – %: they cannot be compared."),  # noqa: RUF001
     ],
 )
-def test_all_classes(fcn: float, caa: float, sentence: str) -> None:
+def test_the_sentence_on_all_classes_names_the_better_model(fcn: float, caa: float, sentence: str) -> None:
     assert findings(DemoScores(fcn, 0.9, 0.1), DemoScores(caa, 0.9, 0.1))[0].endswith(sentence)
 
 
@@ -48,7 +48,7 @@ def test_all_classes(fcn: float, caa: float, sentence: str) -> None:
         (0.90, 0.95, "CAA has 95.0 % and FCN 90.0 %: here CAA is 5.0 points ahead."),
     ],
 )
-def test_regions_and_lamps(fcn: float, caa: float, sentence: str) -> None:
+def test_the_sentence_on_regions_and_lamps_names_the_better_model(fcn: float, caa: float, sentence: str) -> None:
     assert findings(DemoScores(0.5, fcn, 0.1), DemoScores(0.5, caa, 0.1))[2].endswith(sentence)
 
 

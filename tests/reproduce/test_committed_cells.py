@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from caaseg.recipes import read_recipe
+from caaseg.config import Recipe
 from caaseg.reproduce.runner import read_cell
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -20,7 +20,7 @@ def test_there_are_cells() -> None:
 def test_a_committed_cell_has_a_recipe_of_today_and_scores(path: Path) -> None:
     record = read_cell(path)
     assert record is not None
-    recipe = read_recipe(record["recipe"], path)
+    recipe = Recipe.read(record["recipe"], f"{path}: ")
     assert recipe.seed == record["seed"]
     assert recipe.data.dataset == "camvid"
     assert all(0 < score["mean_iou"] < 1 for score in record["scores"])

@@ -8,17 +8,19 @@ from caaseg.cli import main
 from caaseg.reproduce.grid import plan_grid
 
 
-def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
+def test_rows_differ_only_in_the_values_that_the_table_studies(tmp_path: Path) -> None:
+    assert plan_grid("table2", tmp_path).seeds == 5
+    assert plan_grid("table2", tmp_path, dataset="scenes").seeds == 1
     own = plan_grid("table4", tmp_path, seeds=2)
     assert [cell.name for cell in own.cells[6:9]] == ["caa_aux_s8-seed0", "danet_aux_s8-seed1", "axial_s16-seed1"]
     assert own.by_row["caa_s8", 1].recipe.model.pretrained is True
-    assert len(own.by_row["caa_s8", 1].manners) == 2
+    assert len(own.by_row["caa_s8", 1].protocols) == 2
 
     other = plan_grid("table4", tmp_path, dataset="camvid", overrides=["--model.backbone", "resnet34"], split="test")
     recipe = other.by_row["caa_aux_s16", 0].recipe
     assert (recipe.model.head, recipe.model.aux, recipe.model.output_stride) == ("caa", True, 16)
     assert (recipe.model.backbone, recipe.model.pretrained, recipe.data.crop) == ("resnet34", False, (352, 480))
-    assert {manner.split for manner in other.cells[0].manners} == {"test"}
+    assert {protocol.split for protocol in other.cells[0].protocols} == {"test"}
 
     # Rows that the override makes the same network are trained once.
     same = plan_grid("table5", tmp_path, dataset="scenes", overrides=["--model.backbone", "resnet18"])
@@ -40,7 +42,7 @@ def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
         ),
         (["table2", "--dataset", "camvid", "--recipe", "scenes/caa_resnet18"], "but recipe scenes/caa_resnet18 is for"),
         (["table2", "--rows", "ca"], "--rows has 'ca'; expected any of axial, axial_se, caa"),
-        (["table2", "--seeds", "0"], "--seeds is 0; expected an integer of 1 or more"),
+        (["table2", "--seeds", "0"], "--seeds is 0; expected greater than or equal to 1"),
         (["table2", "--seed", "3"], "--seed is set by the grid; expected --seeds N"),
         (["table2", "--data.dataset=camvid"], "--data.dataset is set by the grid; expected --dataset"),
         (["table2", "--keep-run", "false"], "unknown option --keep-run; did you mean --keep-runs?"),
@@ -50,11 +52,11 @@ def test_rows_differ_in_what_the_table_studies_alone(tmp_path: Path) -> None:
         (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the directory of its files"),
     ],
 )
-def test_what_cannot_be_run_is_one_message(
+def test_a_grid_that_cannot_run_gives_one_message(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["reproduce", *words, "--out", str(tmp_path / "grid"), "--device", "cpu"]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.startswith("caaseg: ")
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("caaseg: ")
     assert not (tmp_path / "grid").exists()

@@ -28,7 +28,7 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
         report_row("better", 0.51, 0.61, 0.711, baseline=first),
         report_row("worse", 0.49, 0.59, 0.689, baseline=first),
         report_row("unclear", 0.55, 0.58, 0.75, baseline=first),
-        report_row("begun", 0.55, None, None, baseline=first),
+        report_row("unfinished", 0.55, None, None, baseline=first),
         report_row("none", None, None, None, baseline=first),
     )
     report = GridReport(
@@ -44,7 +44,7 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
     assert cells["the better"][2:5] == ["to axial: +1.03", "[+0.89, +1.18]", "higher"]
     assert cells["the worse"][2:5] == ["to axial: -1.03", "[-1.18, -0.89]", "lower"]
     assert cells["the unclear"][4] == "no difference shown"
-    assert cells["the begun"][:5] == [
+    assert cells["the unfinished"][:5] == [
         "55.00 (n 1 of 3)",
         "50.00",
         "to axial: +5.00",

@@ -1,4 +1,4 @@
-"""Runner of a grid: end to end, stopped, killed and resumed, and run by two commands at once."""
+"""Runner of a grid: from the command to the table, stopped, killed, resumed, and run by two commands at once."""
 
 import io
 import json
@@ -8,24 +8,27 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
-from importlib import import_module
+from contextlib import redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scipy import stats
 
 from caaseg.cli import main
+from caaseg.data.catalogue import DATASETS
+from caaseg.data.sample import Sample, SegmentationDataset
 from caaseg.reproduce import runner
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.step_log import Progress
+from tests import processes
+from tests.training.killing import die_while_saving
 from tests.training.small import WORDS
 
-ROOT = Path(__file__).parents[2]
-SCENES = ("--dataset", "scenes", "--device", "cpu", *WORDS)
-TABLE2 = ("reproduce", "table2", "--seeds", "2", *SCENES, "--steps", "4", "--checkpoint_every", "2")
+SCENES = ("--dataset", "scenes", "--device", "cpu", *WORDS, "--data.scenes.length", "3")
+TWO_STEPS = ("--steps", "2", "--checkpoint_every", "1", "--validate_every", "2")
+TABLE2 = ("reproduce", "table2", "--rows", "axial,caa", "--seeds", "2", *SCENES, *TWO_STEPS)
 
 
 def cell(directory: Path, name: str) -> dict[str, Any]:
@@ -57,19 +60,20 @@ def copied(finished: tuple[Path, str], tmp_path: Path) -> Path:
 
 def test_a_grid_from_the_command_line_to_the_table(finished: tuple[Path, str]) -> None:
     directory, output = finished
-    names = [f"{row}-seed{seed}" for seed in (0, 1) for row in ("axial", "axial_se", "caa")]
-    assert [line.partition(":")[0] for line in output.splitlines()[:6]] == names  # all rows of seed 0, then of seed 1
+    names = [f"{row}-seed{seed}" for seed in (0, 1) for row in ("axial", "caa")]
+    cells = [line.partition(":")[0] for line in output.splitlines() if "-seed" in line.partition(":")[0]]
+    assert cells[:4] == names  # all rows of seed 0, then of seed 1
     for name in names:
         record = cell(directory, name)
         assert f"{record['row']}-seed{record['seed']}" == name
         assert record["recipe"]["model"]["head"] == record["row"]
         assert record["recipe"]["seed"] == record["seed"]
-        assert record["recipe"]["steps"] == 4
+        assert record["recipe"]["steps"] == 2
         assert record["peak_gpu_bytes"] is None
         assert record["training_seconds"] > 0
         assert record["versions"]["torch"]
         (score,) = record["scores"]
-        assert (score["split"], score["scales"], score["flip"], score["images"]) == ("val", [1.0], False, 6)
+        assert (score["split"], score["scales"], score["flip"], score["images"]) == ("val", [1.0], False, 3)
         assert len(score["iou"]) == 8
         # The last validation scores the final model on the same images.
         assert score["mean_iou"] == record["val_mean_iou"]
@@ -79,15 +83,13 @@ def test_a_grid_from_the_command_line_to_the_table(finished: tuple[Path, str]) -
             cell(directory, f"{line['row']}-seed{seed}")["scores"][0]["mean_iou"] for seed in (0, 1)
         ]
         assert "images_per_second" not in line["cost"]  # not reported for a CPU
-    first, _, caa = content["lines"]
+    first, caa = content["lines"]
     expected = stats.ttest_rel(caa["scores"], first["scores"]).confidence_interval()
     found = caa["difference"]
     assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high))
-    assert (caa["paper"], caa["paper_deviation"]) == (51.06, 0.2)
+    assert (caa["paper"], caa["paper_std"]) == (51.06, 0.2)
     page = (directory / "table2.md").read_text()
-    assert (
-        f"| channelized axial attention | {100 * caa['mean']:.2f} ± {100 * caa['deviation']:.2f} (n 2) | 51.06" in page
-    )
+    assert f"| channelized axial attention | {100 * caa['mean']:.2f} ± {100 * caa['std']:.2f} (n 2) | 51.06" in page
     for text in (page, output):
         assert "Our numbers and the paper's are on different data" in text
         assert "split val, evaluated after the last step; trained on train with recipe scenes/caa_resnet18" in text
@@ -95,26 +97,30 @@ def test_a_grid_from_the_command_line_to_the_table(finished: tuple[Path, str]) -
     assert (directory / "runs" / "caa-seed1" / "model" / "model.safetensors").is_file()
 
 
+def run_killed_in_checkpoint(number: int, words: list[str]) -> None:
+    """Run a command that is killed while it writes a checkpoint, counted from 1."""
+    torch.save = die_while_saving(torch.save, after=number - 1)
+    processes.exit_with_command(words)
+
+
 def test_a_killed_grid_resumes_to_the_same_table(finished: tuple[Path, str], tmp_path: Path) -> None:
     """The second cell is killed while it writes its second checkpoint."""
     directory = tmp_path / "killed"
-    words = [*TABLE2, "--rows", "axial,caa", "--out", str(directory)]
-    command_line = [sys.executable, "-m", "tests.reproduce.killed_command", "4", *words]
-    ended = subprocess.run(command_line, capture_output=True, text=True, check=False, cwd=ROOT)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    words = [*TABLE2, "--seeds", "1", "--out", str(directory)]
+    assert processes.run(run_killed_in_checkpoint, 4, words) == -signal.SIGKILL
     assert list(times(directory)) == ["axial-seed0.json"]
-    kept = [path.name for path in (directory / "runs" / "caa-seed0" / "checkpoints").glob("step-*")]
-    assert kept == ["step-00000002.pt"]
+    checkpoints = [path.name for path in (directory / "runs" / "caa-seed0" / "checkpoints").glob("step-*")]
+    assert checkpoints == ["step-00000001.pt"]
     before = times(directory)
 
     assert main(words) == 0
     assert times(directory)["axial-seed0.json"] == before["axial-seed0.json"]
+    assert cell(directory, "axial-seed0")["training_seconds"] > 0
     assert cell(directory, "caa-seed0")["training_seconds"] is None  # unknown for a resumed run
-    assert cell(directory, "caa-seed1")["training_seconds"] > 0
-    assert scores(directory) == scores(finished[0])[::2]
-    assert len(times(directory)) == 4
+    assert scores(directory) == [found[:1] for found in scores(finished[0])]
+    assert len(times(directory)) == 2
     for name in times(directory):
-        ours, theirs = (cell(place, Path(name).stem)["scores"][0] for place in (directory, finished[0]))
+        ours, theirs = (cell(grid, Path(name).stem)["scores"][0] for grid in (directory, finished[0]))
         assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
 
 
@@ -141,7 +147,7 @@ def test_cells_of_another_recipe_are_rejected_before_anything_runs(
     assert main([*TABLE2, "--out", str(copied), "--optimizer.lr", "0.5"]) == 2
     error = capsys.readouterr().err
     changed = "optimizer.lr was 0.002 and is 0.5"
-    assert f"axial_se-seed0.json: the cell was trained with different settings: {changed}; use the same" in error
+    assert f"caa-seed0.json: the cell was trained with different settings: {changed}; use the same" in error
     assert "another --out, or delete the file and its run to train it again" in error
     assert not (copied / "cells" / "axial-seed0.json").exists()
 
@@ -151,7 +157,7 @@ def test_cells_of_another_recipe_are_rejected_before_anything_runs(
 
 
 def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*TABLE2, "--out", str(copied), "--rows", "axial,caa", "--split", "test", "--multi-scale"]
+    words = [*TABLE2, "--out", str(copied), "--rows", "caa", "--split", "test", "--multi-scale"]
     words += ["--scales", "0.5,1", "--keep-runs", "false"]
     trained = {path: path.stat().st_mtime_ns for path in (copied / "runs").glob("*/metrics.jsonl")}
     assert main([*words, "--seeds", "1", "--keep-runs", "true"]) == 0
@@ -164,10 +170,10 @@ def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.Capture
     ]
     page = (copied / "table2.md").read_text()
     assert "| channelized axial attention, several scales, flipped |" in page
-    assert "squeeze" not in page.partition("\n\n- ")[0].partition("\n\n")[2]  # a row that was not selected
+    assert "| axial attention" not in page  # a row that was not selected
 
     assert main(words) == 0
-    assert sorted(path.name for path in (copied / "runs").iterdir()) == ["axial_se-seed0", "axial_se-seed1"]
+    assert sorted(path.name for path in (copied / "runs").iterdir()) == ["axial-seed0", "axial-seed1"]
     capsys.readouterr()
     assert main([*words, "--scales", "0.5"]) == 2
     error = capsys.readouterr().err
@@ -176,53 +182,80 @@ def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.Capture
 
 
 def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("caa-seed0", "caa-seed1"):
-        (copied / "cells" / f"{name}.json").unlink()
-        shutil.rmtree(copied / "runs" / name)
-    path = copied / "cells" / "axial-seed1.json"
-    path.write_text(json.dumps({**cell(copied, "axial-seed1"), "training_seconds": 1000.0}))
+    """The duration is estimated from finished cells of the same row."""
+    (copied / "cells" / "caa-seed1.json").unlink()
+    shutil.rmtree(copied / "runs" / "caa-seed1")
+    for name, seconds in (("caa-seed0", 1000.0), ("axial-seed1", 50_000.0)):
+        path = copied / "cells" / f"{name}.json"
+        path.write_text(json.dumps({**cell(copied, name), "training_seconds": seconds}))
     words = [*TABLE2, "--out", str(copied), "--limit-minutes"]
     assert main([*words, "2"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"caa-seed0 takes about 1100 s, and 1[12]\d s are left", out)
-    assert "the time is up: 2 of 6 cells are left; run the same command to continue" in out
-    assert "| channelized axial attention | not finished |" in (copied / "table2.md").read_text()
-    assert main([*words, "30"]) == 0  # estimated from a shorter cell of the same row
+    assert re.search(r"caa-seed1 takes about 1100 s, and 1[12]\d s are left", out)
+    assert "the time is up: 1 of 4 cells are left; run the same command to continue" in out
+    assert "(n 1 of 2)" in (copied / "table2.md").read_text()
+    assert main([*words, "30"]) == 0
     assert "takes about" not in capsys.readouterr().out
     assert main([*words, "0"]) == 2
-    assert "--limit-minutes is 0; expected a number above 0" in capsys.readouterr().err
+    assert "--limit-minutes is 0; expected greater than 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+class SignalOnRead:
+    """A dataset that sends a signal to this process when a given number of samples has been read."""
+
+    def __init__(self, dataset: SegmentationDataset, number: signal.Signals, reads: int) -> None:
+        self.dataset, self.number, self.last, self.reads = dataset, number, reads, 0
+        self.classes, self.palette = dataset.classes, dataset.palette
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Sample:
+        self.reads += 1
+        if self.reads == self.last:
+            os.kill(os.getpid(), self.number)
+        return self.dataset[index]
+
+
+@pytest.mark.parametrize(
+    ("in_training", "in_scoring"),
+    [
+        (signal.SIGTERM, signal.SIGINT),
+        pytest.param(signal.SIGINT, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    in_training: signal.Signals,
+    in_scoring: signal.Signals,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop(*arguments: Any, **options: Any) -> None:
-        os.kill(os.getpid(), number)
+    def run_grid_with_signal(number: signal.Signals, split: str) -> int:
+        def opened(root: Path | None, name: str, **options: Any) -> SegmentationDataset:
+            dataset = scenes.open(root, name, **options)
+            reads = 18 if split == "train" else 9  # the sizes of all 9 training images are measured first
+            return SignalOnRead(dataset, number, reads) if name == split else dataset
 
-    @contextmanager
-    def signalling(console: object) -> Iterator[Callable[[Progress], None]]:
-        yield stop
+        with monkeypatch.context() as patch:
+            patch.setitem(DATASETS, "scenes", replace(scenes, open=opened))
+            return main(words)
 
-    words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "14", "--checkpoint_every", "100"]
-    words += ["--out", str(tmp_path / "grid"), "--validate_every", "100"]
+    scenes = DATASETS["scenes"]
+    words = ["reproduce", "heads", *SCENES, "--data.scenes.length", "9", "--rows", "fcn", "--steps", "12"]
+    words += ["--out", str(tmp_path / "grid"), "--checkpoint_every", "100", "--validate_every", "100"]
     words += ["--split", "test"]  # validation during training scores val, which would be reused
-    before = signal.getsignal(number)
-    with monkeypatch.context() as patch:
-        patch.setattr(import_module("caaseg.cli.reproduce"), "training_bars", signalling)
-        assert main(words) == 128 + number
-    assert signal.getsignal(number) == before
+    handlers = [signal.getsignal(number) for number in (in_training, in_scoring)]
+    assert run_grid_with_signal(in_training, "train") == 128 + in_training
+    assert [signal.getsignal(number) for number in (in_training, in_scoring)] == handlers
     assert "stopped: 1 of 1 cells are left; run the same command to continue" in capsys.readouterr().out
     run = tmp_path / "grid" / "runs" / "fcn-seed0"
-    (kept,) = (run / "checkpoints").iterdir()
-    assert kept.name == "step-00000011.pt"
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "evaluate", stop)
-        assert main(words) == 128 + number
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005.pt"]
+    assert run_grid_with_signal(in_scoring, "test") == 128 + in_scoring
     assert (run / "model").is_dir()
     assert not (tmp_path / "grid" / "cells").exists()
     assert main(words) == 0
-    assert [line["step"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line] == [10, 14]
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line] == [10, 12]
     assert "This is not a table of the paper" in (tmp_path / "grid" / "heads.md").read_text()
 
 
@@ -231,19 +264,15 @@ def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
 ) -> None:
     directory = tmp_path / "shared"
     words = [*TABLE2, "--seeds", "1", "--out", str(directory)]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-    commands = [
-        subprocess.Popen(
-            [sys.executable, "-m", "caaseg", *words, "--rows", row], stdout=subprocess.DEVNULL, env=one_thread
-        )
-        for row in ("axial", "caa")
-    ]
-    assert [command.wait() for command in commands] == [0, 0]
+    commands = [processes.start(processes.exit_with_command, [*words, "--rows", row]) for row in ("axial", "caa")]
+    for command in commands:
+        command.join()
+    assert [command.exitcode for command in commands] == [0, 0]
     assert set(times(directory)) == {"axial-seed0.json", "caa-seed0.json"}
     assert {path.name for path in directory.iterdir()} == {"cells", "runs", "table2.md", "table2.json", "table2.png"}
     assert len(scores(directory)) == 1  # the report of the last command
-    assert main([*words, "--rows", "axial,caa"]) == 0
-    assert scores(directory) == [found[:1] for found in scores(finished[0])[::2]]
+    assert main(words) == 0
+    assert scores(directory) == [found[:1] for found in scores(finished[0])]
 
 
 @pytest.mark.parametrize("other_runs", [True, False])

@@ -25,7 +25,7 @@ MIN_GAIN = 0.2  # relative to the gain of the first box; boxes below are dropped
 
 
 def differing_pixels(predictions: Tensor, label: Tensor) -> Tensor:
-    """Return the mask (H, W) of labelled pixels where predictions (M, H, W) are not all equal."""
+    """Return the mask (H, W) of labeled pixels where predictions (M, H, W) are not all equal."""
     return (predictions != predictions[:1]).any(0) & (label != IGNORE)
 
 
@@ -78,13 +78,13 @@ class DifferenceCounts(NamedTuple):
     """Pixel counts of one image."""
 
     name: str
-    labelled: int
+    labeled: int
     differing: int
     right: tuple[int, ...]  # of the differing pixels, the number that each model predicts correctly
 
     @property
     def share(self) -> float:
-        return self.differing / self.labelled
+        return self.differing / self.labeled
 
     @property
     def rank_key(self) -> tuple[float, str]:
@@ -113,7 +113,7 @@ class Comparison:
     matrices: tuple[ConfusionMatrix, ...]
     """One per model."""
     images: tuple[DifferenceCounts, ...]
-    """All images with a labelled pixel, by share of differing pixels, largest first."""
+    """All images with a labeled pixel, by share of differing pixels, largest first."""
     shown: tuple[ComparedImage, ...]
     """The first-ranked image of each section of the split, in the same order."""
 
@@ -129,12 +129,12 @@ def compare_models(
     """Compare the predictions of models on every image of a dataset, at its native size.
 
     The split is divided into `num_shown` equal sections, and the image with the largest share of differing pixels is
-    kept from each. For all other images only pixel counts are kept.
+    returned from each. For all other images only pixel counts are returned.
 
     Args:
         models: two or more models for the classes of the dataset.
         dataset: the dataset.
-        num_shown: number of images to keep.
+        num_shown: number of images to return.
         workers: worker processes that load images; 0 loads in this process.
         progress: called with the number of images done.
     """
@@ -147,11 +147,11 @@ def compare_models(
         predictions = torch.stack([_predict(predictor, image, dataset) for predictor in predictors])  # (M, H, W)
         for matrix, prediction in zip(matrices, predictions, strict=True):
             matrix.update(prediction, label)
-        labelled = int((label != IGNORE).sum())
-        if labelled > 0:
+        labeled = int((label != IGNORE).sum())
+        if labeled > 0:
             differ = differing_pixels(predictions, label)
             right = tuple(int((differ & (prediction == label)).sum()) for prediction in predictions)
-            counts = DifferenceCounts(batch.names[0], labelled, int(differ.sum()), right)
+            counts = DifferenceCounts(batch.names[0], labeled, int(differ.sum()), right)
             ranking.add(index, counts, ComparedImage(counts, image, label, predictions))
         if progress is not None:
             progress(index + 1)

@@ -1,10 +1,10 @@
-"""Conflicts between attentions: pixels that one part of a model predicts correctly and the whole model does not.
+"""Conflicts between attention branches: pixels that a part of a model predicts correctly and the whole does not.
 
 The parts and the whole are called views. The branches of DANet (spatial and channel attention) and the channel branch
-of the sequential design (axial_se) have classifiers of their own. CAA has no branches, because its channel attention is
-a factor of the spatial attention. Its views are the same network with flattened gates: a level gate is replaced by its
-mean over positions, channel by channel, so it weights channels but ignores location; an even gate is replaced by its
-mean over positions and channels, so it weights nothing. The network was not trained with flattened gates.
+of the sequential design (axial_se) have their own classifiers. CAA has no branches, because its channel attention is
+a factor of the spatial attention. Its views are the same network with gates replaced by their
+means. The mean over positions still weights channels but ignores location; the mean over positions and channels
+weights nothing. The network was not trained with averaged gates.
 
 Shapes: N batch, V views (the last is the whole model, the others are its B = V - 1 parts), K classes, H x W pixels;
 h x w positions and C channels of the attention.
@@ -31,14 +31,14 @@ from caaseg.models.predictor import Predictor
 from caaseg.models.resize import resize
 from caaseg.models.segmenter import Segmenter
 
-Flattening = Literal["none", "level", "even"]
-FLATTENINGS: tuple[tuple[Flattening, Flattening], ...] = (
-    ("level", "none"),
-    ("none", "level"),
-    ("level", "level"),
-    ("even", "even"),
+GateMean = Literal["none", "positions", "all"]
+GATE_MEANS: tuple[tuple[GateMean, GateMean], ...] = (
+    ("positions", "none"),
+    ("none", "positions"),
+    ("positions", "positions"),
+    ("all", "all"),
 )
-"""How the column gate and the row gate are flattened in the views of a head with gates."""
+"""Means of the column gate and of the row gate in the views of a head with gates."""
 
 
 class Views(nn.Module):
@@ -49,15 +49,16 @@ class Views(nn.Module):
         check_head(model)
         self.model = model
         self.backbone = model.backbone  # a Predictor normalizes images with its mean and std
+        self.config = model.config  # and resizes them to the size of the training images
         self.names = model.head.views
 
     def forward(self, images: Tensor) -> Tensor:
         coarse, fine = self.model.features(images)
         whole = self.model.classify(coarse, fine)
         views = [whole.branches[name] for name in self.names[:-1] if name in whole.branches]  # (N, K, h, w) each
-        if self.model.head.flattens_gates:
-            for column, row in FLATTENINGS:
-                with _block(self.model).register_forward_hook(partial(_flatten_hook, column=column, row=row)):
+        if self.model.head.averages_gates:
+            for column, row in GATE_MEANS:
+                with _block(self.model).register_forward_hook(partial(_average_hook, column=column, row=row)):
                     views.append(self.model.classify(coarse, fine).logits)
         return torch.cat([resize(view, images.shape[2:]) for view in (*views, whole.logits)], dim=1)
 
@@ -66,40 +67,40 @@ def check_head(model: Segmenter) -> None:
     """Raise CaasegError for a head that has neither branches nor gates."""
     if not model.head.views:
         heads = {name: head_class(name) for name in HEADS if head_class(name).views}
-        branches = ", ".join(name for name, head in heads.items() if not head.flattens_gates)
-        gates = ", ".join(name for name, head in heads.items() if head.flattens_gates)
+        branches = ", ".join(name for name, head in heads.items() if not head.averages_gates)
+        gates = ", ".join(name for name, head in heads.items() if head.averages_gates)
         raise CaasegError(
             f"the model's head is {model.config.head}, which has neither attention branches nor axial gates to study; "
             f"expected {branches} (branches) or {gates} (gates)"
         )
 
 
-def flatten_gates(block: ChannelizedAxialAttention, features: Tensor, *, column: Flattening, row: Flattening) -> Tensor:
-    """Return the output of a CAA block with flattened gates.
+def average_gates(block: ChannelizedAxialAttention, features: Tensor, *, column: GateMean, row: GateMean) -> Tensor:
+    """Return the output of a CAA block with averaged gates.
 
     Args:
         block: a block with gates.
         features: input of the block, (N, C', h, w).
-        column: flattening of the column gate, which has one vector per image row.
-        row: flattening of the row gate, which has one vector per image column.
+        column: mean of the column gate, which has one vector per image row: over positions, over all of it, or none.
+        row: the same for the row gate, which has one vector per image column.
     """
     gates = _gates(block, features)
-    g_col, g_row = _flatten(gates.column, column), _flatten(gates.row, row)
+    g_col, g_row = _average(gates.column, column), _average(gates.row, row)
     keys_and_values = block.column_keys(features), block.row_keys(features), block.values(features)
     return channelized_axial_attention(*keys_and_values, lambda _: g_col, lambda _: g_row, implementation="factorised")
 
 
-def _flatten(gate: Tensor, flattening: Flattening) -> Tensor:
-    """(N, L, C) -> (N, L, C)."""
-    if flattening == "none":
+def _average(gate: Tensor, mean: GateMean) -> Tensor:
+    """Replace a gate by its mean over positions, or over positions and channels: (N, L, C) -> (N, L, C)."""
+    if mean == "none":
         return gate
-    return gate.mean(1 if flattening == "level" else (1, 2), keepdim=True).expand_as(gate)
+    return gate.mean(1 if mean == "positions" else (1, 2), keepdim=True).expand_as(gate)
 
 
-def _flatten_hook(
-    block: ChannelizedAxialAttention, inputs: tuple[Tensor], _: Tensor, *, column: Flattening, row: Flattening
+def _average_hook(
+    block: ChannelizedAxialAttention, inputs: tuple[Tensor], _: Tensor, *, column: GateMean, row: GateMean
 ) -> Tensor:
-    return flatten_gates(block, inputs[0], column=column, row=row)
+    return average_gates(block, inputs[0], column=column, row=row)
 
 
 class Gates(NamedTuple):
@@ -133,7 +134,7 @@ def _block(model: Segmenter) -> ChannelizedAxialAttention:
 
 
 class Marks(NamedTuple):
-    """Masks of labelled pixels, (..., H, W), bool."""
+    """Masks of labeled pixels, (..., H, W), bool."""
 
     lost: Tensor  # at least one part is right, the whole model is wrong
     won: Tensor  # the whole model is right, no part is
@@ -147,11 +148,11 @@ def mark_conflicts(views: Tensor, labels: Tensor) -> Marks:
         views: predicted class ids, (..., V, H, W), the whole model last.
         labels: (..., H, W).
     """
-    labelled = labels != IGNORE
+    labeled = labels != IGNORE
     right = views == labels.unsqueeze(-3)  # (..., V, H, W)
     any_part, whole = right[..., :-1, :, :].any(-3), right[..., -1, :, :]
     disagree = (views[..., :-1, :, :] != views[..., :1, :, :]).any(-3)
-    return Marks(labelled & any_part & ~whole, labelled & whole & ~any_part, labelled & disagree)
+    return Marks(labeled & any_part & ~whole, labeled & whole & ~any_part, labeled & disagree)
 
 
 class ConflictCounts:
@@ -176,8 +177,8 @@ class ConflictCounts:
         return marks
 
     @property
-    def labelled(self) -> Tensor:
-        """(K,) labelled pixels of each class."""
+    def labeled(self) -> Tensor:
+        """(K,) labeled pixels of each class."""
         return self.views[-1].counts.sum(1)
 
     @property
@@ -195,14 +196,14 @@ class ImageCounts(NamedTuple):
     """Pixel counts of one image."""
 
     name: str
-    labelled: int
+    labeled: int
     lost: int
     won: int
     disagree: int
 
     @property
     def lost_share(self) -> float:
-        return self.lost / self.labelled
+        return self.lost / self.labeled
 
     @property
     def rank_key(self) -> tuple[float, str]:
@@ -229,7 +230,7 @@ class Conflicts:
     classes: tuple[str, ...]
     counts: ConflictCounts
     images: tuple[ImageCounts, ...]
-    """All images with a labelled pixel, by share of lost pixels, largest first."""
+    """All images with a labeled pixel, by share of lost pixels, largest first."""
     worst: tuple[ConflictImage, ...]
     """The first-ranked image of each section of the split, in the same order."""
 
@@ -244,13 +245,13 @@ def study_conflicts(
 ) -> Conflicts:
     """Compare the parts of a model with the whole on every image of a dataset, at its native size.
 
-    The split is divided into `num_shown` equal sections, and the image with the largest share of lost pixels is kept
-    from each. For all other images only pixel counts are kept.
+    The split is divided into `num_shown` equal sections, and the image with the largest share of lost pixels is
+    returned from each. For all other images only pixel counts are returned.
 
     Args:
         model: a danet, axial_se or caa model in evaluation mode.
         dataset: the dataset.
-        num_shown: number of images to keep.
+        num_shown: number of images to return.
         workers: worker processes that load images; 0 loads in this process.
         progress: called with the number of images done.
     """
@@ -264,14 +265,14 @@ def study_conflicts(
         logits = predictor.scores(batch.images).chunk(len(views.names), dim=1)  # V times (1, K, H, W)
         predictions = torch.stack([view.argmax(1) for view in logits], dim=1).to(torch.uint8)  # (1, V, H, W)
         marks = counts.update(predictions, batch.labels.to(predictor.device))
-        labelled = int((batch.labels != IGNORE).sum())
-        if labelled > 0:
-            found = ImageCounts(batch.names[0], labelled, *(int(mask.sum()) for mask in marks))
+        labeled = int((batch.labels != IGNORE).sum())
+        if labeled > 0:
+            found = ImageCounts(batch.names[0], labeled, *(int(mask.sum()) for mask in marks))
             shown = ConflictImage(found, batch.images[0], batch.labels[0], predictions[0].cpu())
             ranking.add(index, found, shown)
         if progress is not None:
             progress(index + 1)
     images, worst = ranking.images, ranking.shown
-    if model.head.flattens_gates:
+    if model.head.averages_gates:
         worst = tuple(image._replace(gates=image_gates(model, image.image)) for image in worst)
     return Conflicts(names=views.names, classes=tuple(dataset.classes), counts=counts, images=images, worst=worst)

@@ -20,6 +20,9 @@ from caaseg.models.predictor import Predictor
 from caaseg.models.segmenter import Segmenter
 from caaseg.models.windows import Size
 
+UNLIMITED = (1 << 31, 1 << 31)
+"""Window that no image exceeds: the attention is that of the whole image."""
+
 
 class PixelAttention(NamedTuple):
     """Attention weights and gates of one pixel. Weights sum to one."""
@@ -123,7 +126,7 @@ def predict_with_attention(model: Segmenter, image: Tensor) -> ImageAttention:
         else block.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     )
     with hook:
-        labels = Predictor(model).scores(image[None]).argmax(1)[0].to(torch.uint8).cpu()
+        labels = Predictor(model, window=UNLIMITED).labels(image[None])[0].cpu()
     with torch.inference_mode():
         return ImageAttention(labels, None if block is None else _maps(block, inputs[0]))
 

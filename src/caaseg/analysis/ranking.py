@@ -34,7 +34,7 @@ class Ranking(Generic[Counts, Shown]):
         self._first: dict[int, tuple[Counts, Shown]] = {}  # by section
 
     def add(self, index: int, counts: Counts, shown: Shown) -> None:
-        """Add image `index` of the split; `shown` is kept only while the image ranks first in its section."""
+        """Add image `index` of the split; `shown` is stored only while the image ranks first in its section."""
         self._counts.append(counts)
         section = index * self.num_sections // self.num_images
         if section not in self._first or counts.rank_key < self._first[section][0].rank_key:
@@ -44,7 +44,7 @@ class Ranking(Generic[Counts, Shown]):
     def images(self) -> tuple[Counts, ...]:
         """The counts of all images, ranked."""
         if not self._counts:
-            raise CaasegError("no pixel of this split is labelled, so there is nothing to compare; use another split")
+            raise CaasegError("no pixel of this split is labeled, so there is nothing to compare; use another split")
         return tuple(sorted(self._counts, key=lambda counts: counts.rank_key))
 
     @property

@@ -26,9 +26,13 @@ def position_attention(features: Tensor, queries: Tensor, keys: Tensor, values: 
 
     Args:
         features: the residual, (N, C, H, W).
-        queries, keys: (N, D, H, W).
+        queries: (N, D, H, W).
+        keys: (N, D, H, W).
         values: features to gather, (N, C, H, W).
         scale: the learned weight, a scalar.
+
+    Returns:
+        (N, C, H, W) in the dtype of features.
     """
     check_maps(features=features, queries=queries, keys=keys, values=values)
     check_same_channels(features=features, values=values)
@@ -36,13 +40,17 @@ def position_attention(features: Tensor, queries: Tensor, keys: Tensor, values: 
 
 
 def channel_attention(features: Tensor, scale: Tensor) -> Tensor:
-    """Add attention between channels to the features, with a learned weight: (N, C, H, W) -> (N, C, H, W).
+    """Add attention between channels to the features, with a learned weight.
 
-    Channels attend to dissimilar channels: DANet's code takes the softmax of max(S) - S, S the products of channels.
+    Channels attend to dissimilar channels: with S the dot products of channels, DANet's code takes the softmax of
+    max(S) - S.
 
     Args:
         features: queries, keys and values, (N, C, H, W).
         scale: the learned weight, a scalar.
+
+    Returns:
+        (N, C, H, W) in the dtype of features.
     """
     check_maps(features=features)
     return _mix_channels(features, channel_weights(features), scale)
@@ -61,11 +69,14 @@ def _mix_channels(features: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
 
 
 def squeeze_excitation(features: Tensor, gate: Gate) -> Tensor:
-    """Weight the channels of a map by one gate per image, from its global mean: (N, C, H, W) -> (N, C, H, W).
+    """Weight the channels of a map by one gate per image, computed from its global mean.
 
     Args:
         features: (N, C, H, W).
         gate: channel weights from pooled features, (N, 1, C) -> (N, 1, C).
+
+    Returns:
+        (N, C, H, W).
     """
     check_maps(features=features)
     pooled = features.mean((2, 3)).unsqueeze(1)  # (N, 1, C)
@@ -73,7 +84,11 @@ def squeeze_excitation(features: Tensor, gate: Gate) -> Tensor:
 
 
 class PositionAttention(nn.Module):
-    """DANet's position attention: 1x1 convolutions with biases, keys of C/8 channels, residual weight starts at 0."""
+    """DANet's position attention: 1x1 convolutions with biases, keys of C/8 channels, residual weight starts at 0.
+
+    Args:
+        channels: channels C of input and output.
+    """
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -113,7 +128,12 @@ class ChannelAttention(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Squeeze-and-excitation: two linear layers of width C/4, ReLU, sigmoid; without biases, like CAA's gates."""
+    """Squeeze-and-excitation: two linear layers, ReLU, sigmoid; without biases, like CAA's gates.
+
+    Args:
+        channels: channels C of input and output.
+        reduction: the hidden layer has C / reduction units.
+    """
 
     def __init__(self, channels: int, *, reduction: int = 4) -> None:
         super().__init__()

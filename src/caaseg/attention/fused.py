@@ -44,7 +44,7 @@ def unsupported_reason(column_keys: Tensor, row_keys: Tensor, values: Tensor) ->
     key_channels = max(column_keys.shape[1], row_keys.shape[1])
     if key_channels > MAX_KEY_CHANNELS:
         return f"keys have {key_channels} channels; expected at most {MAX_KEY_CHANNELS}"
-    # torch.func has no public function that tells whether a transform is active.
+    # torch.func has no public function to query whether a transform is active.
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func is active; expected plain tensors"
     return None

@@ -9,7 +9,7 @@ from torch.nn.functional import leaky_relu
 from caaseg.attention.checks import check_gate
 
 Gate = Callable[[Tensor], Tensor]
-"""Channel weights from pooled features, (N, L, C) -> (N, L, C). Each position must be computed on its own: the grouped
+"""Channel weights from pooled features, (N, L, C) -> (N, L, C). Positions must be independent: the grouped
 implementations pass a few positions at a time."""
 
 Activation = Literal["leaky_relu", "relu"]
@@ -21,6 +21,12 @@ class ChannelGate(nn.Module):
     """The paper's gate: hidden layers of equal width, a linear layer back to C channels, a sigmoid; no biases.
 
     Table 1 of the paper varies layers (1, 3, 5, 7) and width (64, 128, 256); 5 layers of width 128 scored best.
+
+    Args:
+        channels: channels C of the pooled features, (N, L, C), and of the gate.
+        layers: number of hidden layers.
+        width: units per hidden layer.
+        activation: "leaky_relu" (slope 0.2) or "relu".
     """
 
     def __init__(
@@ -41,6 +47,7 @@ class ChannelGate(nn.Module):
             nn.init.xavier_uniform_(layer.weight)
 
     def forward(self, pooled: Tensor) -> Tensor:
+        """(N, L, C) -> (N, L, C), between 0 and 1."""
         for layer in self.hidden:
             pooled = leaky_relu(layer(pooled), self.slope)  # (N, L, width)
         logits: Tensor = self.last(pooled)  # (N, L, C)

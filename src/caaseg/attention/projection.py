@@ -1,4 +1,4 @@
-"""Convolution, batch normalization and ReLU, the unit of all blocks and heads."""
+"""Convolution, batch normalization and ReLU, used by all blocks and heads."""
 
 from torch import nn
 

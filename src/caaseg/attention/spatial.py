@@ -54,8 +54,13 @@ def channelized_self_attention(queries: Tensor, keys: Tensor, values: Tensor, ga
     are the plain result divided by HW, and no tensor of HW x HW x C is built.
 
     Args:
-        queries, keys, values: as for `self_attention`.
+        queries: (N, D, H, W).
+        keys: (N, D, H, W).
+        values: features to gather, (N, C, H, W).
         gate: channel weights from pooled features, (N, HW, C) -> (N, HW, C), pixels independent.
+
+    Returns:
+        (N, C, H, W) in the dtype of values, channels last in memory.
     """
     return _gather_pixels(queries, keys, values, gate)
 
@@ -103,7 +108,9 @@ class SelfAttention(nn.Module):
         key_channels: channels D of queries and keys.
         value_channels: channels C of values and output.
         channelize: add the channel gate.
-        gate_layers, gate_width, gate_activation: see `ChannelGate`.
+        gate_layers: hidden layers of the gate.
+        gate_width: units per hidden layer.
+        gate_activation: "leaky_relu" (slope 0.2) or "relu".
     """
 
     def __init__(

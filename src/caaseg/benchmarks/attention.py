@@ -261,7 +261,7 @@ def ratios(measurements: Sequence[Measurement]) -> list[dict[str, Any]]:
 
 
 def _compare(ours: Measurement, others: dict[tuple[str, int | None], Measurement]) -> dict[str, float | None]:
-    """Compare one of our implementations with the paper's, with plain axial attention and with the floor."""
+    """Compare one of our implementations with the paper's, with plain axial attention and with the lower bound."""
     record: dict[str, float | None] = {}
     for (implementation, groups), other in others.items():
         if implementation in ("grouped", "loop"):

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from caaseg.config import Augmentation
-from caaseg.data.datasets.camvid import UNLABELLED, CamVid
+from caaseg.data.datasets.camvid import UNLABELED, CamVid
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.loader import TrainingLoader
 from caaseg.data.sample import IGNORE
@@ -135,12 +135,12 @@ class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
 
 
 def write_scenes(directory: Path, number: int) -> None:
-    """Write synthetic scenes as files in the layout of CamVid, with its image size and unlabelled value."""
+    """Write synthetic scenes as files in the layout of CamVid, with its image size and unlabeled value."""
     scenes = Scenes(length=number, size=(360, 480))
     for name in ("train", "trainannot"):
         (directory / name).mkdir(parents=True)
     for sample in map(scenes.__getitem__, range(number)):
-        label = np.where(sample.label == IGNORE, UNLABELLED, sample.label).astype(np.uint8)
+        label = np.where(sample.label == IGNORE, UNLABELED, sample.label).astype(np.uint8)
         image = Image.fromarray(sample.image.permute(1, 2, 0).numpy())
         image.save(directory / "train" / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
         Image.fromarray(label).save(directory / "trainannot" / f"{sample.name}.png")

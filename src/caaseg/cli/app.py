@@ -10,7 +10,7 @@ from caaseg.cli.terminal import console_for
 from caaseg.errors import CaasegError
 
 
-def open_app(
+def app(
     models: list[str],
     *,
     host: str = "127.0.0.1",
@@ -19,7 +19,7 @@ def open_app(
 ) -> int:
     """Open the web app: drop an image, see its classes, click a pixel and see its attention.
 
-    A second model is shown beside the first.
+    A second model is shown next to the first.
 
     Args:
         models: one or two models, each a run, a model directory or hf://owner/name.
@@ -40,8 +40,8 @@ def open_app(
         ) from error
     from caaseg.models import load_model
 
-    place, console = device_of(device), console_for(None)
-    loaded = [(name, load_model(name).to(place)) for name in models]
+    torch_device, console = device_of(device), console_for(None)
+    loaded = [(name, load_model(name).to(torch_device)) for name in models]
 
     def show_address(address: str) -> None:
         console.print(f"page: {address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)

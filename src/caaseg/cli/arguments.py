@@ -2,11 +2,14 @@
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from pydantic import AfterValidator, Field
 
+from caaseg.config import Size
 from caaseg.errors import CaasegError
 
 if TYPE_CHECKING:
@@ -25,11 +28,13 @@ def _checked_figure(path: Path) -> Path:
     return path
 
 
+ImageSize = Literal["auto", "native"] | Annotated[int, Field(ge=1)] | Size
 Device = Annotated[str, AfterValidator(_checked_device)]
 Figure = Annotated[Path, AfterValidator(_checked_figure)]
 Positive = Annotated[float, Field(gt=0)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Scales = Annotated[tuple[Positive, ...], Field(min_length=1)]
+Overrides = Annotated[Sequence[str], tyro.conf.Suppress]  # the help shows the options of a recipe instead
 
 
 def device_of(name: str) -> "torch.device":

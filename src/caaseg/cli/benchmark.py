@@ -17,9 +17,9 @@ CPU_SHAPES = ((1, 17, 17), (1, 33, 33))
 
 
 def _split_shape(value: Any) -> Any:
-    """Return [16, 65, 65] for ["16x65x65"]."""
-    if isinstance(value, list) and len(value) == 1:
-        return [int(part) if part.isdecimal() else part for part in str(value[0]).lower().split("x")]
+    """Return [16, 65, 65] for "16x65x65"."""
+    if isinstance(value, str):
+        return [int(part) if part.isdecimal() else part for part in value.lower().split("x")]
     return value
 
 
@@ -62,11 +62,11 @@ def benchmark_attention(
     from caaseg.benchmarks.provenance import provenance
     from caaseg.models.inference import check_implementation_runs
 
-    place = device_of(device)
-    on_gpu = place.type == "cuda"
+    torch_device = device_of(device)
+    on_gpu = torch_device.type == "cuda"
     check_writable(json=json, figure=figure)
     for implementation in implementations or ():
-        check_implementation_runs(implementation, place)
+        check_implementation_runs(implementation, torch_device)
     combinations = benchmark.cases(
         sizes or (GPU_SHAPES if on_gpu else CPU_SHAPES),
         dtypes or (("float32", "bfloat16") if on_gpu else ("float32",)),
@@ -80,7 +80,7 @@ def benchmark_attention(
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
         task = bar.add_task("measuring", total=len(combinations))
         outcomes = []
-        for outcome in benchmark.run(combinations, place, seconds=seconds):
+        for outcome in benchmark.run(combinations, torch_device, seconds=seconds):
             outcomes.append(outcome)
             bar.advance(task)
 
@@ -94,7 +94,7 @@ def benchmark_attention(
         console.print(line, highlight=False)
     if json is not None:
         measurements = [benchmark.as_json(outcome) for outcome in outcomes]
-        origin = provenance(place, COMMAND_LINE)
+        origin = provenance(torch_device, COMMAND_LINE)
         write_json({**origin, "measurements": measurements, "ratios": ratios}, json, console)
     if figure is not None:
         save(draw_groups(outcomes), figure)
@@ -140,7 +140,7 @@ def benchmark_model(
         inference_only: skip training.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         seconds: approximate time per measurement.
-        rounds: measure all models this often, and report the fastest of each, to reduce the effect of other load.
+        rounds: number of measurements of each model; the fastest is reported, to reduce the effect of other load.
         json: file for the numbers; - is standard output.
         figure: file for the figure of time and memory against size (.png, .svg or .pdf).
     """
@@ -150,7 +150,7 @@ def benchmark_model(
     from caaseg.reports.tables import model_table
 
     check_writable(json=json, figure=figure)
-    place, console = device_of(device), console_for(json)
+    torch_device, console = device_of(device), console_for(json)
     settings = [
         model_benchmark.Setting(
             backbone=backbone,
@@ -162,7 +162,7 @@ def benchmark_model(
         )
         for size in sizes
     ]
-    origin = provenance(place, COMMAND_LINE)
+    origin = provenance(torch_device, COMMAND_LINE)
     best: dict[tuple[model_benchmark.Setting, str], model_benchmark.ModelCost] = {}
 
     def content() -> dict[str, Any]:
@@ -171,10 +171,10 @@ def benchmark_model(
     for setting, _, name in product(settings, range(rounds), models):
         if console.is_terminal:
             console.print(f"measuring {name}", highlight=False)
-        cost = model_benchmark.measure_model(name, setting, place, seconds=seconds, train=not inference_only)
+        cost = model_benchmark.measure_model(name, setting, torch_device, seconds=seconds, train=not inference_only)
         before = best.get((setting, name))
         best[setting, name] = cost if before is None else cost.or_faster(before)
-        if json is not None and json != "-":  # keeps what is measured if a later model fails
+        if json is not None and json != "-":  # keeps the finished measurements if a later model fails
             write_json(content(), json)
     costs = list(best.values())
     console.print(model_table(costs))
@@ -200,7 +200,7 @@ def benchmark_evaluation(
     workers: Workers = 4,
     json: str | None = None,
 ) -> int:
-    """Measure the time of a multi-scale evaluation, beside a plain loop over images, scales and flips.
+    """Compare the time of a multi-scale evaluation with a plain loop over images, scales and flips.
 
     Args:
         model: a run, a model directory or hf://owner/name.
@@ -222,8 +222,8 @@ def benchmark_evaluation(
 
     check_writable(json=json)
     factors = list(scales)
-    place, console = device_of(device), console_for(json)
-    network, data = load_model(model).to(place), open_dataset(dataset, root, split)
+    torch_device, console = device_of(device), console_for(json)
+    network, data = load_model(model).to(torch_device), open_dataset(dataset, root, split)
     found = measure_evaluation(
         network, data, factors, batch_size=batch_size, images=images, precision=precision, workers=workers
     )
@@ -237,7 +237,7 @@ def benchmark_evaluation(
     if json is not None:
         described = {"model": model, "dataset": dataset, "split": split, "scales": factors, "batch_size": batch_size}
         speedup = {"speedup": found.plain_s / found.ours_s, "precision": precision, "workers": workers}
-        write_json({**provenance(place, COMMAND_LINE), **described, **found._asdict(), **speedup}, json, console)
+        write_json({**provenance(torch_device, COMMAND_LINE), **described, **found._asdict(), **speedup}, json, console)
     return 0
 
 
@@ -274,11 +274,11 @@ def benchmark_loader(
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as stack:
         if root is None:
-            folder = Path(stack.enter_context(TemporaryDirectory()))
-            benchmark.write_scenes(folder, number=64)
+            directory = Path(stack.enter_context(TemporaryDirectory()))
+            benchmark.write_scenes(directory, number=64)
         else:
-            folder = root
-        workload = benchmark.Workload(root=folder, crop=crop, batch_size=batch_size, steps=steps)
+            directory = root
+        workload = benchmark.Workload(root=directory, crop=crop, batch_size=batch_size, steps=steps)
         bar = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal, transient=True))
         task = bar.add_task("measuring", total=rounds * len(get_args(benchmark.Pipeline)))
         speeds = benchmark.run(workload, rounds, progress=lambda: bar.advance(task))
@@ -288,6 +288,6 @@ def benchmark_loader(
     if json is not None:
         with benchmark.one_core():  # as measured
             origin = provenance(device_of("cpu"), COMMAND_LINE)
-        data = "scenes, drawn" if root is None else "CamVid, train"
+        data = "synthetic scenes" if root is None else "CamVid, train"
         write_json({**origin, "data": data, **content}, json, console)
     return 0

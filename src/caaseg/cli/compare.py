@@ -8,7 +8,7 @@ from caaseg.config import Count, Workers
 from caaseg.errors import CaasegError
 
 
-def compare_models(
+def compare(
     models: list[str],
     *,
     dataset: str,
@@ -47,9 +47,9 @@ def compare_models(
     check_writable(json=json, out=out)
     if len(models) < 2:
         raise CaasegError(f"{models[0]} is the only model; expected two or more to compare")
-    place = device_of(device)
+    torch_device = device_of(device)
     data = open_dataset(dataset, root, split)
-    networks = [load_model(model).to(place) for model in models]
+    networks = [load_model(model).to(torch_device) for model in models]
     first = networks[0].config
     for model, network in zip(models, networks, strict=True):
         ours = network.config
@@ -70,7 +70,7 @@ def compare_models(
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if json is not None:
         described = {"dataset": dataset, "split": split}
-        content = {**provenance(place, COMMAND_LINE), **described, **comparison_as_json(found, names, models)}
+        content = {**provenance(torch_device, COMMAND_LINE), **described, **comparison_as_json(found, names, models)}
         write_json(content, json, console)
     console.print(f"figure: {out}", soft_wrap=True, highlight=False)
     return 0

@@ -19,10 +19,10 @@ def conflicts(
     workers: Workers = 2,
     json: str | None = None,
 ) -> int:
-    """Report what one attention branch of a model gets right and the whole model wrong, per image and per class.
+    """Report pixels that one attention branch gets right and the whole model wrong, per image and per class.
 
     For danet, the branches are spatial and channel; for axial_se, the channel branch behind a stop-gradient. caa has no
-    branches: its report shows what changes if the gates are replaced by their means.
+    branches: its report shows the effect of replacing the gates by their means.
 
     Args:
         model: a run, a model directory or hf://owner/name, with head danet, axial_se or caa.
@@ -44,9 +44,9 @@ def conflicts(
 
     check_writable(json=json)
     check_directory(out, "--out")
-    place = device_of(device)
+    torch_device = device_of(device)
     data = open_dataset(dataset, root, split)
-    network = load_model(model).to(place)
+    network = load_model(model).to(torch_device)
     config = network.config
     check_head(network)
     check_classes(config.num_classes, data)
@@ -55,7 +55,7 @@ def conflicts(
         found = study_conflicts(
             network, data, num_shown=images, workers=workers, progress=lambda done: report("images", done, len(data))
         )
-    origin = provenance(place, COMMAND_LINE)
+    origin = provenance(torch_device, COMMAND_LINE)
     on = f"{find(dataset).title} ({dataset}, {len(data.classes)} classes), {split}: {len(data)} images"
     title = f"Conflicts in {config.head} on {config.backbone}, {dataset}"
     written = write_conflicts(out, found, head=network.head, title=title, data=on, palette=data.palette, origin=origin)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from caaseg.cli.arguments import Device, check_directory, check_writable
-from caaseg.cli.terminal import console_for, training_bars, write_json
+from caaseg.cli.terminal import console_for, training_progress, write_json
 from caaseg.config import Count
 
 
@@ -34,7 +34,7 @@ def demo(
     def tell(line: str) -> None:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
-    with training_bars(console) as show:
+    with training_progress(console) as show:
         numbers = run_demo(out, steps=steps, device=device, progress=show, log=tell)
     if numbers is None:
         tell("stopped; run the same command to continue")

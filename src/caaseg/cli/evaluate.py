@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from caaseg.cli.arguments import Device, Scales, check_directory, check_writable, device_of
+from caaseg.cli.arguments import Device, ImageSize, Scales, check_directory, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, write_json
 from caaseg.config import Count, OutputStride, Size, Workers
 from caaseg.errors import CaasegError
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from caaseg.data.sample import Batch
 
 
-def evaluate_model(
+def evaluate(
     model: str,
     *,
     dataset: str,
     root: Path | None = None,
     split: str = "val",
+    size: ImageSize = "auto",
     scales: Scales = (1.0,),
     flip: bool = False,
     window: Size | None = None,
@@ -40,14 +41,17 @@ def evaluate_model(
     Under torchrun, the processes share the images.
 
     Args:
-        model: a run, a model directory or hf://owner/name.
+        model: a run, a model directory, a shipped model such as camvid, hf://owner/name, or an .onnx file.
         dataset: dataset name (see caaseg data list); it decides which classes count.
         root: directory of the dataset; scenes need none.
         split: train, val or test.
+        size: size at which images are predicted: auto (that of the training images), native (their own), the length of
+            the short side, or height and width. Scores are computed at the size of the labels.
         scales: image scales to average over.
         flip: average over flipped images too.
-        window: height and width of sliding windows, such as 513 513; none predicts whole images.
-        average: what to average over scales, flips and windows.
+        window: height and width of sliding windows, such as 513 513; none predicts whole images, except those of more
+            than 2048 x 2048 pixels.
+        average: average logits or probabilities over scales, flips and windows.
         output_stride: another output stride than the model was trained with.
         boundary: also compute boundary IoU, within 2% of the image diagonal.
         precision: precision of the model.
@@ -62,10 +66,9 @@ def evaluate_model(
     from caaseg.benchmarks.provenance import provenance
     from caaseg.data.catalogue import open_dataset
     from caaseg.data.datasets.cityscapes import save_submission
+    from caaseg.evaluation import evaluate as evaluating
     from caaseg.evaluation.best_worst import BestWorstImages
-    from caaseg.evaluation.evaluate import check_classes, evaluate, join_processes
-    from caaseg.models import load_model, with_output_stride
-    from caaseg.models.inference import prepare_for_inference
+    from caaseg.models.inference import load_for_inference
     from caaseg.models.predictor import Predictor
     from caaseg.reports import evaluation as reports
 
@@ -75,13 +78,9 @@ def evaluate_model(
             raise CaasegError(f"--submission is for the Cityscapes server, but --dataset is {dataset}; leave it out")
         check_directory(submission, "--submission")
     data = open_dataset(dataset, root, split)
-    network = load_model(model)
-    check_classes(network.config.num_classes, data)
-    if output_stride is not None:
-        network = with_output_stride(network, output_stride)
     console = console_for(json)
     done, best_worst = 0, BestWorstImages(len(data.classes))
-    with join_processes(device_of(device)) as (place, rank, ranks), progress_bars(console) as report:
+    with evaluating.join_processes(device_of(device)) as (torch_device, rank, ranks), progress_bars(console) as report:
         if page is not None and ranks > 1:
             raise CaasegError(f"--page needs all images, but {ranks} processes share them; start one process")
 
@@ -96,20 +95,25 @@ def evaluate_model(
                 for name, prediction in zip(batch.names, predictions.cpu().numpy(), strict=True):
                     save_submission(prediction, name, submission)
 
-        prepared = prepare_for_inference(network, device=place, compile=compiled)
-        predictor = Predictor(prepared, scales=scales, flip=flip, window=window, average=average, precision=precision)
-        evaluation = evaluate(
+        loaded = load_for_inference(
+            model, output_stride=output_stride, precision=precision, compile=compiled, device=torch_device
+        )
+        evaluating.check_classes(loaded.num_classes, data)
+        predictor = Predictor(
+            loaded.network, size=size, scales=scales, flip=flip, window=window, average=average, precision=precision
+        )
+        evaluation = evaluating.evaluate(
             predictor, data, boundary=boundary, batch_size=batch_size, workers=workers, on_batch=on_batch
         )
     if rank > 0:  # only the first process prints
         return 0
     on = reports.describe_data(dataset, split, evaluation)
-    how = reports.describe_protocol(predictor, network.config.output_stride)
+    how = reports.describe_protocol(predictor, loaded.output_stride)
     if evaluation.confusion.any():
         console.print(reports.score_table(evaluation))
     for line in reports.score_lines(evaluation, on, how):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
-    if network.config.classes not in (None, data.classes):
+    if loaded.classes not in (None, data.classes):
         console.print("Note: the class names of the model and the dataset differ; check that the classes are the same.")
     if submission is not None:
         console.print(f"submission: {submission}", soft_wrap=True, highlight=False)
@@ -122,11 +126,11 @@ def evaluate_model(
             evaluation=evaluation,
             best_worst=best_worst,
             palette=data.palette,
-            origin=provenance(place, COMMAND_LINE),
+            origin=provenance(torch_device, COMMAND_LINE),
         )
         console.print(f"page: {page}", soft_wrap=True, highlight=False)
     if json is not None:
         described = {"model": model, "dataset": dataset, "split": split, "on": on, "how": how}
-        content = {**provenance(place, COMMAND_LINE), **described, **reports.scores_as_json(evaluation)}
+        content = {**provenance(torch_device, COMMAND_LINE), **described, **reports.scores_as_json(evaluation)}
         write_json(content, json, console)
     return 0

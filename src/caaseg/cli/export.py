@@ -8,11 +8,11 @@ from caaseg.cli.terminal import COMMAND_LINE, console_for, write_json
 from caaseg.config import OutputStride
 
 
-def export_to_file(
+def export(
     model: str,
     *,
     out: Path,
-    format: Literal["onnx", "torch"] = "onnx",  # noqa: A002  the option's name
+    format: Literal["onnx", "torch"] = "onnx",
     output_stride: OutputStride | None = None,
     json: str | None = None,
 ) -> int:

@@ -3,6 +3,7 @@
 from caaseg.cli.arguments import check_writable
 from caaseg.cli.terminal import console_for, write_json
 from caaseg.config import Count, ModelConfig, OutputStride, ResNetVariant, Size
+from caaseg.settings import spelled
 
 
 def flops(
@@ -33,7 +34,7 @@ def flops(
         resnet_variant: standard ResNet, or the authors' (deep stem, strides in the last blocks).
         gate_layers: hidden layers of each channel gate.
         gate_width: units per hidden layer of a channel gate.
-        paper: print the FLOPs of the paper's Tables 1 and 4 beside ours instead.
+        paper: print the FLOPs of the paper's Tables 1 and 4 next to ours instead.
         json: file for the numbers; - is standard output.
     """
     from caaseg.analysis import flops as counting
@@ -50,17 +51,18 @@ def flops(
             write_json({"convention": counting.CONVENTION, "size": [513, 513], "rows": records}, json, console)
         return 0
     height, width = size
-    config = ModelConfig(
-        head=head,
-        backbone=backbone,
-        num_classes=num_classes,
-        output_stride=output_stride,
-        aux=aux,
-        decoder=decoder,
-        resnet_variant=resnet_variant,
-        gate_layers=gate_layers,
-        gate_width=gate_width,
-    )
+    options = {
+        "head": head,
+        "backbone": backbone,
+        "num_classes": num_classes,
+        "output_stride": output_stride,
+        "aux": aux,
+        "decoder": decoder,
+        "resnet_variant": resnet_variant,
+        "gate_layers": gate_layers,
+        "gate_width": gate_width,
+    }
+    config = ModelConfig.read(options, write=spelled)
     counted = counting.count(config, (height, width))
     console.print(f"{head} on {backbone}, stride {output_stride}, {height} x {width}", highlight=False)
     console.print(flops_table(counted))

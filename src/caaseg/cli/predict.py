@@ -4,16 +4,17 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from caaseg.cli.arguments import Device, Scales, check_directory, check_writable, device_of
-from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, write_json
+from caaseg.cli.arguments import Device, ImageSize, Scales, check_directory, check_writable, device_of
+from caaseg.cli.terminal import COMMAND_LINE, console_for, printable, progress_bars, write_json
 from caaseg.config import Count, OutputStride, Size
 
 
-def predict_images(
+def predict(
     model: str,
     inputs: list[str],
     *,
     out: Path,
+    size: ImageSize = "auto",
     scales: Scales = (1.0,),
     flip: bool = False,
     window: Size | None = None,
@@ -37,12 +38,14 @@ def predict_images(
         model: a run, a model directory, hf://owner/name, or an .onnx file of caaseg export.
         inputs: images, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
         out: directory for the results of one model and one set of options.
+        size: size at which images are predicted: auto (that of the training images), native (their own), the length of
+            the short side, or height and width. Results have the size of the image.
         scales: image scales to average over.
         flip: average over flipped images too.
-        window: height and width of overlapping windows in pixels of the image, such as 1025 1025. By default, images of
-            up to 2048 x 2048 pixels are predicted whole (smaller ones with more than 32 classes) and larger ones in
-            windows of 513 x 513.
-        average: what to average over scales, flips and windows.
+        window: height and width of overlapping windows in pixels of the resized image, such as 1025 1025. By default,
+            images of up to 2048 x 2048 pixels are predicted whole, and larger ones in windows of 513 x 513; the limit
+            is lower with more than 32 classes.
+        average: average logits or probabilities over scales, flips and windows.
         output_stride: another output stride than the model was trained with.
         precision: precision of the model.
         compiled: compile the model with torch.compile first; it takes about half a minute per image size.
@@ -61,17 +64,23 @@ def predict_images(
     from caaseg.data.inputs import find_images
     from caaseg.evaluation.evaluate import join_processes
     from caaseg.models.inference import load_for_inference
+    from caaseg.prediction_directory import OUTPUT_DIRECTORIES
 
     check_directory(out, "--out")
     check_writable(json=json)
-    options = predictions.PredictOptions(scales=scales, flip=flip, window=window, average=average, precision=precision)
-    found = find_images(inputs, exclude=[out / name for name in predictions.OUTPUT_DIRECTORIES])
+    options = predictions.PredictOptions(
+        size=size, scales=scales, flip=flip, window=window, average=average, precision=precision
+    )
+    found = find_images(inputs, exclude=[out / name for name in OUTPUT_DIRECTORIES])
     console = console_for(json)
     timeout = timedelta(days=30)  # finished processes wait for those with larger images
-    with join_processes(device_of(device), timeout=timeout) as (place, rank, ranks), progress_bars(console) as report:
+    with (
+        join_processes(device_of(device), timeout=timeout) as (torch_device, rank, ranks),
+        progress_bars(console) as report,
+    ):
         task = predictions.PredictTask(
             model=load_for_inference(
-                model, output_stride=output_stride, precision=precision, compile=compiled, device=place
+                model, output_stride=output_stride, precision=precision, compile=compiled, device=torch_device
             ),
             options=options,
             out=out,
@@ -86,10 +95,10 @@ def predict_images(
         return 0
     messages = [*found.errors, *(outcome.message for outcome in outcomes if outcome.message is not None)]
     for line in predictions.summary(outcomes, found.skipped, out):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
+        console.print(printable(line), soft_wrap=True)
     if json is not None:
         results = {"pictures": [asdict(outcome) for outcome in outcomes], "faults": found.errors}
-        write_json({**provenance(place, COMMAND_LINE), "model": model, **results}, json, console)
+        write_json({**provenance(torch_device, COMMAND_LINE), "model": model, **results}, json, console)
     for message in messages:
-        print(f"caaseg: {message}", file=sys.stderr)
+        print(f"caaseg: {printable(message)}", file=sys.stderr)
     return 2 if messages else 0

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from caaseg.cli.terminal import printable
 from caaseg.errors import CaasegError
 
 
@@ -40,5 +41,5 @@ def recipes(action: Literal["list", "show", "copy"] = "list", name: str | None =
         raise CaasegError(f"{file}: exists already; give the name of a new file")
     with atomic_write(file) as temporary:
         temporary.write_text(text)
-    print(f"recipe: {file}")
+    print(f"recipe: {printable(str(file))}")
     return 0

@@ -1,11 +1,10 @@
 """`caaseg reproduce`: train and evaluate the rows of the paper's tables."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from caaseg.cli.arguments import Device, Names, Positive, Scales, check_directory, check_writable, device_of
-from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, training_bars, write_json
+from caaseg.cli.arguments import Device, Names, Overrides, Positive, Scales, check_directory, check_writable, device_of
+from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, training_progress, write_json
 from caaseg.config import Count
 from caaseg.errors import CaasegError
 from caaseg.reproduce.tables import SCALES, TableName
@@ -19,7 +18,7 @@ def reproduce(
     root: Path | None = None,
     recipe: str | None = None,
     rows: Names | None = None,
-    seeds: Count = 1,
+    seeds: Count | None = None,
     split: str | None = None,
     multi_scale: bool = False,
     scales: Scales = SCALES,
@@ -27,9 +26,9 @@ def reproduce(
     keep_runs: bool = True,
     device: Device = "auto",
     json: str | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
 ) -> int:
-    """Train and evaluate the rows of a table of the paper with several seeds, and report them beside its numbers.
+    """Train and evaluate the rows of a table of the paper with several seeds, and report them next to its numbers.
 
     Finished cells (a row with a seed) are stored in OUT/cells and not run again; interrupted runs are resumed. Every
     value of the recipe is an option, as in caaseg train: --steps 1000, --model.backbone resnet34.
@@ -43,11 +42,12 @@ def reproduce(
         root: directory of the dataset.
         recipe: that one recipe, a name or a YAML file; by default a shipped recipe of the dataset.
         rows: names of the rows to run; by default all.
-        seeds: number of seeds, which count from 0; all rows are run with one seed before the next.
+        seeds: number of seeds, which count from 0; by default 5 on the paper's dataset, otherwise 1. All rows are run
+            with one seed before the next.
         split: split to evaluate on; by default the recipe's val_split. Select on val, and evaluate on test once.
-        multi_scale: evaluate at several scales and flipped too; always done for tables that the paper evaluated so.
+        multi_scale: also evaluate at several scales with flips; always done if the paper's table does.
         scales: scales of that evaluation; by default those of the authors' code.
-        limit_minutes: start no cell that would not finish within this time, judged by the finished ones.
+        limit_minutes: start no cell that would not finish within this time, estimated from the finished ones.
         keep_runs: keep the runs of finished cells, with weights and checkpoints; false deletes them.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         json: file for the table's numbers; - is standard output.
@@ -82,12 +82,12 @@ def reproduce(
         scales=scales,
         overrides=overrides,
     )
-    place, console = device_of(device), console_for(json)
-    origin = provenance(place, COMMAND_LINE)
-    with training_bars(console) as show:
+    torch_device, console = device_of(device), console_for(json)
+    origin = provenance(torch_device, COMMAND_LINE)
+    with training_progress(console) as show:
         ended = run_grid(
             grid,
-            device=place,
+            device=torch_device,
             origin=origin,
             keep_runs=keep_runs,
             limit_s=None if limit_minutes is None else 60 * limit_minutes,
@@ -115,10 +115,10 @@ def _groups(out: Path, device: str, json: str | None) -> int:
     from caaseg.reports.tables import attention_tables, ratio_lines
     from caaseg.reproduce import groups as study
 
-    place, console = device_of(device), console_for(json)
-    origin = provenance(place, COMMAND_LINE)
+    torch_device, console = device_of(device), console_for(json)
+    origin = provenance(torch_device, COMMAND_LINE)
     with progress_bars(console) as bars:
-        outcomes = study.measure_groups(place, progress=lambda done, total: bars("measuring", done, total))
+        outcomes = study.measure_groups(torch_device, progress=lambda done, total: bars("measuring", done, total))
     content = study.groups_as_json(outcomes)
     study.write_groups(outcomes, out, origin)
     for found in attention_tables(outcomes):

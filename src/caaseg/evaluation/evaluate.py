@@ -71,13 +71,16 @@ def evaluate(
     its share of the images and all return the whole result.
 
     Args:
-        model: a model, scored on whole images at their own size, or a Predictor with other settings.
+        model: a model, or a Predictor with other settings than the default.
         dataset: the images and labels.
         boundary: also compute boundary IoU.
         metrics: further metrics, each a class or function called with the number of classes and the device.
         batch_size: images per batch; above 1 all images must have the same size.
         workers: number of processes that read images; 0 reads in this process.
         on_batch: called with each batch of this process and its predicted class ids, (N, H, W).
+
+    Returns:
+        The scores over the whole dataset, and the confusion matrix (K, K).
     """
     predictor = model if isinstance(model, Predictor) else Predictor(model)
     if len(dataset) == 0:
@@ -93,9 +96,8 @@ def evaluate(
     all_metrics: list[Metric] = [matrix, *([] if boundaries is None else [boundaries]), *others]
     start = time.perf_counter()
     for batch in loader:
-        scores = _scores(predictor, batch)  # (N, K, H, W)
-        check_classes(scores.shape[1], dataset)
-        predictions = scores.argmax(1)  # (N, H, W)
+        predictions = _predict(predictor, batch)  # (N, H, W)
+        check_classes(predictor.num_outputs or num_classes, dataset)
         labels = batch.labels.to(device, non_blocking=True)
         for metric in all_metrics:
             metric.update(predictions, labels)
@@ -117,9 +119,9 @@ def evaluate(
     )
 
 
-def _scores(predictor: Predictor, batch: Batch) -> Tensor:
+def _predict(predictor: Predictor, batch: Batch) -> Tensor:
     try:
-        return predictor.scores(batch.images)
+        return predictor.labels(batch.images)
     except torch.OutOfMemoryError as error:
         height, width = batch.images.shape[2:]
         raise CaasegError(

@@ -19,7 +19,9 @@ from caaseg.kernels.common import ceil_div, jit, next_power_of_2, on_device, rai
 FEATURES = 16  # coarse features of a line per program, which computes the pixels between them
 
 
-def upsampled_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None, *, ignore_index: int) -> Tensor:
+def upsampled_cross_entropy(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, *, ignore_index: int, label_smoothing: float = 0.0
+) -> Tensor:
     """Return the summed cross entropy of logits upsampled to the size of the labels (bilinear, aligned corners).
 
     Args:
@@ -27,8 +29,11 @@ def upsampled_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | No
         labels: class ids or `ignore_index`, (N, H, W).
         weights: factor per class, (K,) float32, or None.
         ignore_index: label of pixels without loss, not negative.
+        label_smoothing: probability that the target spreads over all classes, as in torch's cross_entropy.
     """
-    loss: Tensor = _UpsampledCrossEntropy.apply(logits, labels, weights, ignore_index)  # type: ignore[no-untyped-call]
+    loss: Tensor = _UpsampledCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        logits, labels, weights, ignore_index, label_smoothing
+    )
     return loss
 
 
@@ -36,7 +41,9 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
     """Computes the gradient together with the loss: it is no larger than the coarse logits, all that is saved."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int, label_smoothing: float
+    ) -> Tensor:
         n, classes, h, w = logits.shape
         height, width = labels.shape[1:]
         coarse = logits.detach().permute(0, 2, 3, 1).contiguous()  # (N, h, w, K)
@@ -46,8 +53,9 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
         with on_device(logits):
             cross_entropy_kernel[(n * height, blocks)](
                 coarse, labels.contiguous(), weights, losses, grads, height, width, h, w, classes,
-                _step(h, height), _step(w, width),
-                ignore_index=ignore_index, weighted=weights is not None, exact=logits.dtype == torch.float32,
+                _step(h, height), _step(w, width), label_smoothing,
+                ignore_index=ignore_index, weighted=weights is not None, smoothed=label_smoothing > 0,
+                exact=logits.dtype == torch.float32,
                 block_w=FEATURES, **block_sizes(classes),
             )  # fmt: skip
         # (h, H) @ (N, H, blocks * FEATURES * K)
@@ -57,10 +65,10 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
         return losses.sum()
 
     @staticmethod
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, None, None, None, None]:
         raise_if_double_backward("resize the logits and use torch's cross_entropy")
         (grad,) = ctx.saved_tensors
-        return (grad * grad_loss).to(ctx.dtype), None, None, None
+        return (grad * grad_loss).to(ctx.dtype), None, None, None, None
 
 
 def block_sizes(classes: int) -> dict[str, int]:
@@ -123,8 +131,10 @@ def cross_entropy_kernel(
     classes: tl.tensor,
     step_y: tl.tensor,
     step_x: tl.tensor,
+    label_smoothing: tl.tensor,
     ignore_index: tl.constexpr,
     weighted: tl.constexpr,
+    smoothed: tl.constexpr,
     exact: tl.constexpr,
     block_w: tl.constexpr,
     block_x: tl.constexpr,
@@ -154,6 +164,10 @@ def cross_entropy_kernel(
     start_x, end_x = _first_pixel(first, step_x, width), _first_pixel(first + block_w - 1, step_x, width)
     if block == tl.num_programs(1) - 1:
         end_x = width
+    if smoothed:
+        class_weights = tl.where(offs_k < classes, 1.0, 0.0)
+        if weighted:
+            class_weights = tl.load(weights + offs_k, offs_k < classes, other=0.0)
     grad = tl.zeros([block_w, block_k], tl.float32)
     total = tl.zeros([block_x], tl.float32)
     for block_start in range(start_x, end_x, block_x):
@@ -172,10 +186,19 @@ def cross_entropy_kernel(
         exp_sum = tl.sum(exps, 1)
         # With many classes, ignore_index is also the index of a column.
         is_label = (label[:, None] == offs_k[None, :]) & (label != ignore_index)[:, None]
-        label_logit = tl.sum(tl.where(is_label, logits, 0.0), 1)
-        total += (max_logit + tl.log(exp_sum) - label_logit) * pixel_weight
+        # Weight of each class in the loss of a pixel, and their sum.
+        target = tl.where(is_label, pixel_weight[:, None], 0.0)
+        if smoothed:
+            spread = tl.where(label != ignore_index, label_smoothing / classes, 0.0)
+            target = target * (1 - label_smoothing) + spread[:, None] * class_weights[None, :]
+            pixel_weight = pixel_weight * (1 - label_smoothing) + spread * tl.sum(class_weights, 0)
+            target_logit = tl.sum(target * tl.where((offs_k < classes)[None, :], logits, 0.0), 1)
+            total += (max_logit + tl.log(exp_sum)) * pixel_weight - target_logit
+        else:
+            label_logit = tl.sum(tl.where(is_label, logits, 0.0), 1)
+            total += (max_logit + tl.log(exp_sum) - label_logit) * pixel_weight
 
-        grad_logits = exps * (pixel_weight / exp_sum)[:, None] - tl.where(is_label, pixel_weight[:, None], 0.0)
+        grad_logits = exps * (pixel_weight / exp_sum)[:, None] - target
         shares_t = tl.maximum(1 - tl.abs(x_coarse[None, :] - features[:, None]), 0.0)
         grad += tl.dot(shares_t, grad_logits, input_precision="ieee" if exact else "tf32")
     part = line.to(tl.int64) * tl.num_programs(1) + block

@@ -57,7 +57,7 @@ def comparison_lines(comparison: Comparison, names: Sequence[str]) -> list[str]:
     )
     return [
         f"mean IoU, whole images at scale 1: {scores}",
-        f"The models differ on {numbers['differing'] / numbers['labelled']:.2%} of the labelled pixels; "
+        f"The models differ on {numbers['differing'] / numbers['labeled']:.2%} of the labeled pixels; "
         f"of these pixels, {right}.",
     ]
 
@@ -75,13 +75,13 @@ def comparison_as_json(comparison: Comparison, names: Sequence[str], sources: Se
             }
             for k, (name, source, matrix) in enumerate(zip(names, sources, comparison.matrices, strict=True))
         ],
-        "labelled": sum(image.labelled for image in comparison.images),
+        "labeled": sum(image.labeled for image in comparison.images),
         "differing": sum(image.differing for image in comparison.images),
         "images": [
             {
                 "name": image.name,
                 "share": image.share,
-                "labelled": image.labelled,
+                "labeled": image.labeled,
                 "differing": image.differing,
                 "right_of_differing": list(image.right),
                 "boxes": boxes.get(image.name),
@@ -94,6 +94,6 @@ def comparison_as_json(comparison: Comparison, names: Sequence[str], sources: Se
 def _caption(shown: ComparedImage, names: Sequence[str]) -> str:
     counts = shown.counts
     if counts.differing == 0:
-        return f"{counts.name}: the predictions are equal on all labelled pixels"
+        return f"{counts.name}: the predictions are equal on all labeled pixels"
     right = ", ".join(f"{name} {k / counts.differing:.0%}" for name, k in zip(names, counts.right, strict=True))
-    return f"{counts.name}: predictions differ on {counts.share:.1%} of the labelled pixels; right on these: {right}"
+    return f"{counts.name}: predictions differ on {counts.share:.1%} of the labeled pixels; right on these: {right}"

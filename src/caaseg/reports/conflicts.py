@@ -56,7 +56,7 @@ def write_conflicts(
     wording, columns = head.conflict_wording, _columns(conflicts)
     assert wording is not None
     figures = {FIGURE: draw_conflicts(conflicts, wording, palette)}
-    if head.flattens_gates:
+    if head.averages_gates:
         figures[GATES] = draw_gates(conflicts.worst)
     for name, figure in figures.items():
         save(figure, directory / name)
@@ -89,28 +89,28 @@ def write_conflicts(
 def conflict_lines(conflicts: Conflicts, wording: ConflictWording) -> list[str]:
     """Return the result on the whole split as sentences."""
     counts, names = conflicts.counts, conflicts.names
-    labelled = int(counts.labelled.sum())
-    lost, won = int(counts.lost.sum()) / labelled, int(counts.won.sum()) / labelled
+    labeled = int(counts.labeled.sum())
+    lost, won = int(counts.lost.sum()) / labeled, int(counts.won.sum()) / labeled
     *parts, whole = (matrix.mean_iou for matrix in counts.views)
     score, name = max(zip(parts, names, strict=False), key=lambda pair: pair[0])
     gap = 100 * (whole - score)
     order = "the same as" if abs(gap) < 0.005 else f"{abs(gap):.2f} points {'more' if gap > 0 else 'less'} than"
     return [
-        f"{lost:.2%} of the labelled pixels are lost: {wording.lost}. {won:.2%} are won: {wording.won}.",
-        f"{names[-1].capitalize()}, the model has {100 * whole:.2f} % mean IoU, {order} its "
+        f"{lost:.2%} of the labeled pixels are lost: {wording.lost}. {won:.2%} are won: {wording.won}.",
+        f"The model's prediction ({names[-1]}) has {100 * whole:.2f} % mean IoU, {order} its "
         f"{'best ' if len(parts) > 1 else ''}other view ({name}, {100 * score:.2f} %).",
     ]
 
 
 def conflict_table(conflicts: Conflicts) -> Table:
-    """Return a table with one row per class, in percent of its labelled pixels, and the total below."""
+    """Return a table with one row per class, in percent of its labeled pixels, and the total below."""
     numbers = conflicts_as_json(conflicts)
 
     def cells(record: dict[str, Any]) -> list[str]:
         right = (record["right"][name] for name in conflicts.names)
         return [percent(share, 2, "") for share in (*right, record["lost"], record["won"])]
 
-    table = Table(title="correct per view, lost and won, in % of the labelled pixels", show_footer=True)
+    table = Table(title="correct per view, lost and won, in % of the labeled pixels", show_footer=True)
     table.add_column("class", footer="all")
     for heading, total in zip((*conflicts.names, "lost", "won"), cells(numbers["all"]), strict=True):
         table.add_column(heading, footer=total, justify="right")
@@ -120,22 +120,22 @@ def conflict_table(conflicts: Conflicts) -> Table:
 
 
 def conflicts_as_json(conflicts: Conflicts) -> dict[str, Any]:
-    """Return pixel counts and shares of the labelled pixels as plain values; undefined shares are None."""
+    """Return pixel counts and shares of the labeled pixels as plain values; undefined shares are None."""
     counts = conflicts.counts
-    labelled = counts.labelled.cpu()
-    total = int(labelled.sum())
+    labeled = counts.labeled.cpu()
+    total = int(labeled.sum())
     kinds = {"lost": counts.lost.cpu(), "won": counts.won.cpu(), "disagree": counts.disagree.cpu()}
     right = {name: m.counts.diagonal().cpu() for name, m in zip(conflicts.names, counts.views, strict=True)}
 
     def record(classes: slice) -> dict[str, Any]:
-        pixels = int(labelled[classes].sum())
+        pixels = int(labeled[classes].sum())
 
         def share(of_class: Tensor) -> float | None:
             return int(of_class[classes].sum()) / pixels if pixels else None
 
         return {
-            "labelled": pixels,
-            "share_of_labelled": pixels / total,
+            "labeled": pixels,
+            "share_of_labeled": pixels / total,
             "right": {name: share(of_class) for name, of_class in right.items()},
             **{kind: share(of_class) for kind, of_class in kinds.items()},
             **{f"{kind}_pixels": int(of_class[classes].sum()) for kind, of_class in kinds.items()},
@@ -162,8 +162,8 @@ def conflicts_as_json(conflicts: Conflicts) -> dict[str, Any]:
             {
                 **image._asdict(),
                 "lost_share": image.lost_share,
-                "won_share": image.won / image.labelled,
-                "disagree_share": image.disagree / image.labelled,
+                "won_share": image.won / image.labeled,
+                "disagree_share": image.disagree / image.labeled,
             }
             for image in conflicts.images
         ],
@@ -181,8 +181,8 @@ def draw_conflicts(conflicts: Conflicts, wording: ConflictWording, palette: Sequ
 def draw_gates(worst: Sequence[ConflictImage]) -> Figure:
     """Draw each image with its column gate at the right, row by row, and its row gate below, column by column.
 
-    The values are gates minus their mean over positions, for the channels that vary most: the part that a level gate
-    lacks.
+    The values are gates minus their mean over positions, for the channels that vary most: the part that an averaged
+    gate lacks.
     """
     shown = [(image, image.gates) for image in worst if image.gates is not None]
     drawn = [(_most_varying(gates.column), _most_varying(gates.row)) for _, gates in shown]
@@ -198,17 +198,17 @@ def draw_gates(worst: Sequence[ConflictImage]) -> Figure:
         panel = axes_at(figure, left, top, width, height)
         panel.imshow(image.image.permute(1, 2, 0).numpy(), aspect="auto")
         panel.set_title(image.counts.name, fontsize=11, loc="left", pad=4)
-        beside = axes_at(figure, left + width + gap, top, side, height)
-        beside.set_title("column gate", fontsize=11, pad=4)
-        beside.set_xlabel("channels", fontsize=10)
+        right_axes = axes_at(figure, left + width + gap, top, side, height)
+        right_axes.set_title("column gate", fontsize=11, pad=4)
+        right_axes.set_xlabel("channels", fontsize=10)
         below = axes_at(figure, left, top + height + gap, width, side)
         below.set_xlabel("row gate", fontsize=11)
         below.set_ylabel("channels", fontsize=10)
         maps = [
             axes.imshow(values, vmin=-limit, vmax=limit, **heat)  # type: ignore[arg-type]
-            for axes, values, limit in zip((beside, below), (column, row.T), limits, strict=True)
+            for axes, values, limit in zip((right_axes, below), (column, row.T), limits, strict=True)
         ]
-        for axes in (panel, beside, below):
+        for axes in (panel, right_axes, below):
             axes.set(xticks=[], yticks=[])
     for index, (heat_map, name, limit) in enumerate(zip(maps, ("column gate", "row gate"), limits, strict=True)):
         bar = axes_at(figure, index * cell + 5 * gap, sum(rows), cell - 10 * gap, 0.15)
@@ -246,4 +246,4 @@ def _mark_legend(wording: ConflictWording) -> list[tuple[str, Color]]:
 
 def _note(shown: ConflictImage) -> str:
     counts = shown.counts
-    return f"{counts.lost_share:.1%} of the labelled pixels lost, {counts.won / counts.labelled:.1%} won"
+    return f"{counts.lost_share:.1%} of the labeled pixels lost, {counts.won / counts.labeled:.1%} won"

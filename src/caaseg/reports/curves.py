@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 def draw_lines(lines: Sequence[Line], *, from_zero: bool = False) -> Figure:
-    """Draw lines over training steps. Long lines are averaged in bins; several lines are labelled with their names."""
+    """Draw lines over training steps. Long lines are averaged in bins; several lines are labeled with their names."""
     figure = Figure(figsize=SIZE, layout="constrained")
     panel = figure.subplots()
     for color, line in zip(COLORS, lines, strict=False):

@@ -88,15 +88,15 @@ def _on_houses(fcn: float, caa: float) -> str:
         return "Houses were not scored."
     (worse_iou, worse), (better_iou, better) = sorted([(fcn, "FCN"), (caa, "CAA")])
     if worse_iou >= LEARNED:
-        return "Both learned to tell them apart."
+        return "Both learned to distinguish them."
     if better_iou >= LEARNED:
-        extent = "did not" if worse_iou <= NOT_LEARNED else "only in part"
-        return f"{better} learned to tell them apart, and {worse} {extent}."
+        extent = "did not" if worse_iou <= NOT_LEARNED else "only partly"
+        return f"{better} learned to distinguish them, and {worse} {extent}."
     if better_iou <= NOT_LEARNED:
-        return "Neither learned to tell them apart."
+        return "Neither learned to distinguish them."
     if worse_iou <= NOT_LEARNED:
-        return f"{better} learned to tell them apart in part, and {worse} did not."
-    return "Both learned to tell them apart in part."
+        return f"{better} partly learned to distinguish them, and {worse} did not."
+    return "Both partly learned to distinguish them."
 
 
 def write_demo_page(

@@ -58,18 +58,20 @@ def describe_data(dataset: str, split: str, evaluation: Evaluation) -> str:
     return f"{find(dataset).title} ({dataset}, {len(evaluation.classes)} classes), {split}: {evaluation.images} images"
 
 
-def describe_protocol(predictor: Predictor, output_stride: int) -> str:
-    """Return the scoring options as text: scales, flips, windows, averaging, output stride and precision."""
+def describe_protocol(predictor: Predictor, output_stride: int | None) -> str:
+    """Return the scoring options as text: size, scales, flips, windows, averaging, output stride and precision."""
     several = len(predictor.scales) > 1
     window = predictor.window
+    size = predictor.size if isinstance(predictor.size, tuple) else (predictor.size,)
     options = [
+        *([] if size == ("auto",) else [f"size {' x '.join(map(str, size))}"]),
         f"scale{'s' * several} {', '.join(f'{scale:g}' for scale in predictor.scales)}",
         "with flipped images" if predictor.flip else "no flips",
         "whole images"
         if window is None
         else f"windows of {window[0]} x {window[1]} with an overlap of {predictor.overlap:.0%}",
         *([f"{predictor.average} averaged"] if several or predictor.flip or window else []),
-        f"output stride {output_stride}",
+        *([] if output_stride is None else [f"output stride {output_stride}"]),
         "bf16" if predictor.precision == "bf16" else "float32",
     ]
     return ", ".join(options)
@@ -80,7 +82,7 @@ def score_lines(evaluation: Evaluation, data: str, protocol: str) -> list[str]:
     speed = f"{evaluation.seconds:.1f} s, {evaluation.images / evaluation.seconds:.3g} images per second"
     described = [f"{data}; {speed}", protocol]
     if not evaluation.confusion.any():
-        return [*described, "No pixel of this split is labelled, so there are no scores."]
+        return [*described, "No pixel of this split is labeled, so there are no scores."]
     scores = {
         "mean IoU": evaluation.mean_iou,
         "pixel accuracy": evaluation.pixel_accuracy,
@@ -155,10 +157,10 @@ def evaluation_sections(
 ) -> dict[str, Any]:
     """Return the template values of the sections: scores per class, confusion matrix, best and worst images."""
     pixels = evaluation.confusion.sum(1).double()
-    labelled = max(1.0, float(pixels.sum()))
+    labeled = max(1.0, float(pixels.sum()))
     classes = [
         {"name": name, "color": tuple(palette[k]), "iou": evaluation.iou[k], "accuracy": evaluation.accuracy[k]}
-        | {"share": float(pixels[k]) / labelled}
+        | {"share": float(pixels[k]) / labeled}
         for k, name in enumerate(evaluation.classes)
     ]
     shares = row_shares(evaluation.confusion.numpy())
@@ -177,7 +179,7 @@ def evaluation_sections(
 
 
 def row_shares(confusion: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Normalize the rows of a confusion matrix (K, K); rows of classes without labelled pixels are zero."""
+    """Normalize the rows of a confusion matrix (K, K); rows of classes without labeled pixels are zero."""
     shares: NDArray[np.float64] = confusion / np.maximum(1, confusion.sum(1, keepdims=True))
     return shares
 

@@ -45,6 +45,7 @@ def write_run_page(
         "run.html.j2",
         title=f"{recipe.model.head} on {recipe.model.backbone}, {recipe.data.dataset}",
         recipe=recipe,
+        step=recipe.steps if recipe.early_stopping is None else max(line["step"] for line in metrics),
         recipe_text=recipe_text(recipe),
         best=None if best is None else {"score": best[0], "step": -best[1]},
         seconds=training_seconds(metrics, recipe.batch_size),

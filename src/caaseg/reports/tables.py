@@ -12,10 +12,11 @@ from caaseg.benchmarks.attention import Measurement
 from caaseg.benchmarks.loader import Speed
 from caaseg.benchmarks.model import ModelCost
 from caaseg.data.datasets.info import DatasetInfo
+from caaseg.data.datasets.mask_classes import ValueCount
 from caaseg.data.prepare.check import CheckResult
 
 UNVERIFIED = (
-    "The download addresses come from the documentation of other projects and were not verified; "
+    "The download addresses come from the documentation of other projects and are not verified; "
     "caaseg data prepare --addresses accepts others"
 )
 
@@ -51,13 +52,22 @@ def findings_tables(findings: CheckResult) -> Iterator[Table]:
     yield splits
     if not findings.classes:
         return
-    title = "share of the labelled pixels, in %"
+    title = "share of the labeled pixels, in %"
     frequencies = _table(title, "id", "class", *(found.split for found in findings.splits), left=2)
     frequencies.columns[0].justify = "right"
     for k, name in enumerate(findings.classes):
         shares = [100 * found.pixels[k] / max(1, found.pixels.sum()) for found in findings.splits]
         frequencies.add_row(str(k), Text(name), *(f"{share:.3f}" for share in shares))
     yield frequencies
+
+
+def mask_values_table(counts: Sequence[ValueCount], number_of_masks: int) -> Table:
+    """Return a table of the values or colors in masks, the most frequent first."""
+    table = _table(f"values in {number_of_masks} masks", "value", "share of the pixels", "masks")
+    for count in counts:
+        value = str(count.value) if isinstance(count.value, int) else "#{:02x}{:02x}{:02x}".format(*count.value)
+        table.add_row(value, f"{count.share:.2%}", str(count.masks))
+    return table
 
 
 def findings_as_json(findings: CheckResult) -> dict[str, Any]:
@@ -96,7 +106,7 @@ def attention_tables(measurements: Sequence[Measurement]) -> Iterator[Table]:
                 _number(found.training_ms),
                 _megabytes(found.training_peak_bytes),
                 f"{max(found.error or 0, found.gradient_error or 0):.0e}",
-                "yes" if found.agrees else "[bold red]NO[/]",
+                "yes" if found.agrees else Text("NO", style="bold red"),
             )
         yield table
 
@@ -173,17 +183,17 @@ def flops_table(counted: Count) -> Table:
 
 
 def paper_table(rows: Sequence[PaperRow]) -> Table:
-    """Return the FLOPs columns of the paper beside ours, with the reasons for the differences."""
+    """Return the FLOPs columns of the paper next to ours, with the reasons for the differences."""
     table = Table(title="ResNet-101 at 513 x 513, G multiply-adds", title_justify="left")
     table.add_column("table", no_wrap=True)
-    table.add_column("what", min_width=12)
+    table.add_column("part", min_width=12)
     table.add_column("ours", justify="right", no_wrap=True)
     table.add_column("paper", justify="right", no_wrap=True)
     table.add_column("reason for the difference", min_width=16)
     for row in rows:
         digits = 2 if row.paper > GIGA else 5
         numbers = (f"{number / GIGA:.{digits}f}" for number in (row.ours, row.paper))
-        table.add_row(row.table, row.what, *numbers, row.note, end_section=True)
+        table.add_row(row.table, row.part, *numbers, row.note, end_section=True)
     return table
 
 

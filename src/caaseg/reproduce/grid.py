@@ -15,7 +15,7 @@ from caaseg.recipes import load_recipe
 from caaseg.reproduce.tables import BASES, SCALES, TABLES, Row, options_of
 
 
-class Manner(NamedTuple):
+class EvaluationProtocol(NamedTuple):
     """Evaluation protocol: split, scales and flipping."""
 
     split: str
@@ -34,7 +34,7 @@ class Cell:
     row: str
     seed: int
     recipe: Recipe
-    manners: tuple[Manner, ...]
+    protocols: tuple[EvaluationProtocol, ...]
     """How the final model is evaluated."""
 
     @property
@@ -47,7 +47,7 @@ class Grid:
     """The runs of a table."""
 
     name: str
-    folder: Path
+    directory: Path
     rows: tuple[Row, ...]
     seeds: int
     cells: tuple[Cell, ...]
@@ -56,25 +56,29 @@ class Grid:
     """The cell of a row and a seed. Rows with the same recipe share cells."""
     recipe: str | None
     """The recipe of all rows; None if each row is a recipe of its own."""
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     """Command-line options that override values of the recipe."""
 
     def file(self, cell: Cell) -> Path:
-        return self.folder / "cells" / f"{cell.name}.json"
+        return self.directory / "cells" / f"{cell.name}.json"
 
     def run(self, cell: Cell) -> Path:
-        return self.folder / "runs" / cell.name
+        return self.directory / "runs" / cell.name
+
+
+PAPER_SEEDS = 5
+"""Runs of which the paper reports mean and standard deviation."""
 
 
 def plan_grid(
     name: str,
-    folder: Path,
+    directory: Path,
     *,
     dataset: str | None = None,
     recipe: str | None = None,
     root: Path | None = None,
     rows: Sequence[str] | None = None,
-    seeds: int = 1,
+    seeds: int | None = None,
     split: str | None = None,
     multi_scale: bool = False,
     scales: tuple[float, ...] = SCALES,
@@ -84,31 +88,32 @@ def plan_grid(
 
     Args:
         name: table name.
-        folder: directory of the grid.
+        directory: directory of the grid.
         dataset: train all rows on this dataset with one recipe, instead of on the paper's.
         recipe: that recipe; by default the base recipe of the dataset.
         root: directory of the dataset.
         rows: names of the rows to run; by default all.
-        seeds: number of seeds, which count from 0.
+        seeds: number of seeds, which count from 0; by default 5 on the paper's dataset, as in the paper, otherwise 1.
         split: split to evaluate on; by default the recipe's val_split.
-        multi_scale: evaluate at several scales and flipped too, even if the paper's table does not.
+        multi_scale: also evaluate at several scales with flips, even if the paper's table does not.
         scales: scales of that evaluation.
         overrides: command-line options that change the recipe; they take precedence over the row's values.
     """
     table = TABLES[name]
-    if seeds < 1:
+    if seeds is not None and seeds < 1:
         raise CaasegError(f"--seeds is {seeds}; expected 1 or more")
-    for word in overrides:
+    for override in overrides:
         for option, instead in (("--seed", "--seeds N, which runs seeds 0 to N - 1"), ("--data.dataset", "--dataset")):
-            if word.partition("=")[0] == option:
+            if override.partition("=")[0] == option:
                 raise CaasegError(f"{option} is set by the grid; expected {instead}")
-    words = (*overrides, *(() if root is None else (f"--data.root={root}",)))
+    options = (*overrides, *(() if root is None else (f"--data.root={root}",)))
     known = [row for row in table.rows if recipe is None and row.dataset == dataset and dataset is not None]
-    own = recipe is None and (dataset is None or bool(known))
-    base = None if own else recipe or _base(dataset)
-    if own and any(row.dataset is None for row in table.rows):
+    uses_own_recipes = recipe is None and (dataset is None or bool(known))
+    seeds = seeds or (PAPER_SEEDS if uses_own_recipes else 1)
+    base = None if uses_own_recipes else recipe or _base(dataset)
+    if uses_own_recipes and any(row.dataset is None for row in table.rows):
         raise CaasegError(f"{name} is not a table of the paper and has no dataset; give --dataset or --recipe")
-    recipes = {row.name: _recipe(name, row, base, words) for row in known or table.rows}
+    recipes = {row.name: _recipe(name, row, base, options) for row in known or table.rows}
     if base is not None and dataset is not None:
         found = next(iter(recipes.values())).data.dataset
         if found != dataset:
@@ -120,20 +125,22 @@ def plan_grid(
 
     def cell(row: Row, seed: int) -> Cell:
         seeded = recipes[row.name].replace(seed=seed)
-        where = split or seeded.data.val_split
-        manners = (Manner(where, (1.0,), False), *([Manner(where, scales, True)] if several else []))
-        return Cell(row=names[row.name], seed=seed, recipe=seeded, manners=manners)
+        evaluated = split or seeded.data.val_split
+        protocols = [EvaluationProtocol(evaluated, (1.0,), False)]
+        if several:
+            protocols.append(EvaluationProtocol(evaluated, scales, True))
+        return Cell(row=names[row.name], seed=seed, recipe=seeded, protocols=tuple(protocols))
 
     by_row = {(row.name, seed): cell(row, seed) for seed in range(seeds) for row in chosen}
     return Grid(
         name=name,
-        folder=folder,
+        directory=directory,
         rows=tuple(chosen),
         seeds=seeds,
         cells=tuple({cell.name: cell for cell in by_row.values()}.values()),
         by_row=by_row,
         recipe=base,
-        words=tuple(overrides),
+        overrides=tuple(overrides),
     )
 
 
@@ -145,10 +152,10 @@ def _base(dataset: str | None) -> str:
     return BASES[dataset]
 
 
-def _recipe(table: str, row: Row, base: str | None, words: Sequence[str]) -> Recipe:
+def _recipe(table: str, row: Row, base: str | None, options: Sequence[str]) -> Recipe:
     if base is None:
-        return load_recipe(f"{table}/{row.name}", words)
-    return load_recipe(base, [*options_of(row.model), *words])
+        return load_recipe(f"{table}/{row.name}", options)
+    return load_recipe(base, [*options_of(row.model), *options])
 
 
 def _chosen(names: Sequence[str] | None, rows: Sequence[Row]) -> list[Row]:

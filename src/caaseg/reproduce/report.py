@@ -1,4 +1,4 @@
-"""Report of a grid: the finished cells beside the paper's numbers, as table, Markdown, JSON and figure."""
+"""Report of a grid: the finished cells next to the paper's numbers, as table, Markdown, JSON and figure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from caaseg.data.catalogue import find
 from caaseg.files import atomic_write
 from caaseg.models.heads import head_class
 from caaseg.reports.figures import COLORS, save
-from caaseg.reproduce.grid import Grid, Manner
+from caaseg.reproduce.grid import EvaluationProtocol, Grid
 from caaseg.reproduce.runner import read_cell, score_of
 from caaseg.reproduce.tables import TABLES, Row
 
@@ -118,7 +118,7 @@ class GridReport:
 
 
 def grid_report(grid: Grid) -> GridReport:
-    """Collect the finished cells of a grid beside the paper's numbers."""
+    """Collect the finished cells of a grid with the paper's numbers."""
     records = {key: read_cell(grid.file(cell)) for key, cell in grid.by_row.items()}
     table = TABLES[grid.name]
     datasets = {cell.recipe.data.dataset for cell in grid.cells}
@@ -147,13 +147,13 @@ def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record 
     def records_of(of: Row) -> list[Record | None]:
         return [records[of.name, seed] for seed in range(grid.seeds)]
 
-    def scores(of: Row, protocol: Manner) -> list[float | None]:
+    def scores(of: Row, protocol: EvaluationProtocol) -> list[float | None]:
         found = [None if record is None else score_of(record, protocol) for record in records_of(of)]
         return [None if score is None else score["mean_iou"] for score in found]
 
     baseline = next((other for other in grid.rows if other.name == row.baseline), None)
     cost = Cost.of(records_of(row))
-    for protocol in grid.by_row[row.name, 0].manners:
+    for protocol in grid.by_row[row.name, 0].protocols:
         ours = scores(row, protocol)
         theirs = [] if baseline is None else scores(baseline, protocol)
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
@@ -189,10 +189,10 @@ def _notes(grid: Grid, datasets: set[str], paper_datasets: set[str]) -> Iterator
         for recipe in recipes
     }
     train_splits = " and ".join(sorted({recipe.data.train_split for recipe in recipes}))
-    splits = " and ".join(sorted({protocol.split for cell in grid.cells for protocol in cell.manners}))
+    splits = " and ".join(sorted({protocol.split for cell in grid.cells for protocol in cell.protocols}))
     data = ", ".join(f"{find(name).title} ({name})" for name in sorted(datasets))
     by = f"recipe {grid.recipe}" if grid.recipe else "the recipe of each row"
-    overrides = f", with {' '.join(grid.words)}" if grid.words else ""
+    overrides = f", with {' '.join(grid.overrides)}" if grid.overrides else ""
     yield (
         f"Our numbers: {data}, split {splits}, evaluated after the last step; trained on {train_splits} with "
         f"{by}{overrides}{budgets.pop() if len(budgets) == 1 else ''}."
@@ -213,7 +213,7 @@ def _notes(grid: Grid, datasets: set[str], paper_datasets: set[str]) -> Iterator
 def write_grid_report(grid: Grid, origin: Mapping[str, Any]) -> GridReport:
     """Write the report into the directory of the grid as Markdown, JSON and PNG."""
     report = grid_report(grid)
-    path = grid.folder / grid.name
+    path = grid.directory / grid.name
     with atomic_write(path.with_suffix(".md")) as temporary:
         temporary.write_text(markdown(report))
     with atomic_write(path.with_suffix(".json")) as temporary:
@@ -272,8 +272,7 @@ def as_json(report: GridReport) -> dict[str, Any]:
     lines = []
     for row in report.rows:
         record = asdict(row)
-        record |= {"manner": record.pop("protocol"), "paper_deviation": record.pop("paper_std")}
-        record |= {"mean": row.mean, "deviation": row.std}
+        record |= {"mean": row.mean, "std": row.std}
         if row.difference is not None:
             record["difference"] = {**row.difference._asdict(), "shown": row.difference.claim}
         if row.cost is not None and not report.on_gpu:
@@ -289,7 +288,7 @@ def as_json(report: GridReport) -> dict[str, Any]:
 
 
 def draw_grid(report: GridReport) -> Figure:
-    """Draw means with standard deviations beside the paper's, on one scale if both are on the same data."""
+    """Draw means with standard deviations next to the paper's, on one scale if both are on the same data."""
     has_paper = any(row.paper is not None for row in report.rows)
     figure = Figure(figsize=(11 if has_paper else 8, 1.6 + 0.34 * len(report.rows)), layout="constrained")
     panels = figure.subplots(1, 1 + has_paper, sharey=True, sharex=report.same_data, squeeze=False)[0]

@@ -2,8 +2,8 @@
 
 A cell whose file exists is not run again, even if its run directory was deleted, so the files can be copied to another
 machine and the grid resumed there. A killed grid resumes at its first unfinished cell, and a killed run at its newest
-checkpoint. Commands that run different rows may share a directory at the same time. Each leaves a marker file, so that
-a cell records whether it was alone on the machine; otherwise its speed is not used.
+checkpoint. Commands that run different rows may share a directory at the same time. Each creates a marker file while
+it runs. The file of a cell says whether its command was alone on the machine; if not, its speed is not used.
 """
 
 import gc
@@ -31,8 +31,7 @@ from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
 from caaseg.models.predictor import Precision, Predictor
-from caaseg.recipes import differences, read_recipe
-from caaseg.reproduce.grid import Cell, Grid, Manner
+from caaseg.reproduce.grid import Cell, EvaluationProtocol, Grid
 from caaseg.training import checkpoints
 from caaseg.training.checkpoints import MAY_CHANGE
 from caaseg.training.metrics_log import FILE as METRICS
@@ -47,7 +46,7 @@ MARKER_PREFIX = f".running.{socket.gethostname()}."
 
 
 class StopSignalError(BaseException):
-    """A signal asked to stop. Unfinished work can be resumed."""
+    """A signal requested a stop. Unfinished work can be resumed."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -112,10 +111,10 @@ def run_grid(
     return status
 
 
-def score_of(record: Mapping[str, Any], protocol: Manner) -> dict[str, Any] | None:
+def score_of(record: Mapping[str, Any], protocol: EvaluationProtocol) -> dict[str, Any] | None:
     """Return the scores of a cell for a protocol, or None."""
     for score in record["scores"]:
-        if Manner(score["split"], tuple(score["scales"]), score["flip"]) == protocol:
+        if EvaluationProtocol(score["split"], tuple(score["scales"]), score["flip"]) == protocol:
             found: dict[str, Any] = score
             return found
     return None
@@ -136,8 +135,8 @@ def read_cell(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def _marker(grid: Grid) -> Iterator[None]:
-    """Create a marker file that tells other commands in the same directory that this one is running."""
-    marker, is_new = grid.folder / f"{MARKER_PREFIX}{os.getpid()}", not grid.folder.exists()
+    """Create a marker file while this command runs, for other commands in the same directory."""
+    marker, is_new = grid.directory / f"{MARKER_PREFIX}{os.getpid()}", not grid.directory.exists()
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
     try:
@@ -146,12 +145,12 @@ def _marker(grid: Grid) -> Iterator[None]:
         marker.unlink(missing_ok=True)
         if is_new:
             with suppress(OSError):  # not empty: the grid has results
-                grid.folder.rmdir()
+                grid.directory.rmdir()
 
 
 def _is_alone(grid: Grid) -> bool:
     """Return whether no other command runs in this directory on this machine. Deletes markers of killed commands."""
-    for marker in grid.folder.glob(f"{MARKER_PREFIX}*"):
+    for marker in grid.directory.glob(f"{MARKER_PREFIX}*"):
         process = int(marker.name.removeprefix(MARKER_PREFIX))
         if process == os.getpid():
             continue
@@ -188,15 +187,15 @@ def _is_finished(grid: Grid, cell: Cell) -> bool:
     record = read_cell(path)
     if record is None:
         return False
-    trained = read_recipe(record["recipe"], path)
-    changed = {key: pair for key, pair in differences(trained, cell.recipe).items() if key not in MAY_CHANGE}
+    trained = Recipe.read(record["recipe"], f"{path}: ")
+    changed = {key: pair for key, pair in trained.differences(cell.recipe).items() if key not in MAY_CHANGE}
     if changed:
         listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
         raise CaasegError(
             f"{path}: the cell was trained with different settings: {listed}; use the same values, another --out, or "
             "delete the file and its run to train it again"
         )
-    unscored = [protocol for protocol in cell.manners if score_of(record, protocol) is None]
+    unscored = [protocol for protocol in cell.protocols if score_of(record, protocol) is None]
     if unscored and not (grid.run(cell) / "model").is_dir():
         scored = "; ".join(f"{score['split']} at {score['scales']}" for score in record["scores"])
         wanted = f"{unscored[0].split} at {list(unscored[0].scales)}"
@@ -221,7 +220,7 @@ def _run_cell(
         record = {**trained, **origin, "scores": []}
     model = load_model(grid.run(cell)).to(device)
     record["parameters"] = sum(weight.numel() for weight in model.parameters())
-    for protocol in cell.manners:
+    for protocol in cell.protocols:
         if score_of(record, protocol) is None:
             record["scores"].append(_score(model, cell.recipe, protocol, evaluation))
     with atomic_write(grid.file(cell)) as temporary:
@@ -231,7 +230,7 @@ def _run_cell(
 def _train(
     grid: Grid, cell: Cell, device: torch.device, progress: Callable[[Progress], None] | None
 ) -> tuple[dict[str, Any], Evaluation | None]:
-    """Train a cell. Return its record without scores, and the validation of the final model if it was trained now."""
+    """Train a cell. Return its results without scores, and the validation of the final model if it was trained now."""
     directory, recipe = grid.run(cell), cell.recipe
     on_gpu = device.type == "cuda"
     gc.collect()  # frees the reference cycles of the previous cell
@@ -264,17 +263,19 @@ def _train(
     return record, result.evaluation
 
 
-def _score(model: torch.nn.Module, recipe: Recipe, protocol: Manner, validation: Evaluation | None) -> dict[str, Any]:
+def _score(
+    model: torch.nn.Module, recipe: Recipe, protocol: EvaluationProtocol, validation: Evaluation | None
+) -> dict[str, Any]:
     """Score a model. The last validation of its training is reused if the protocol is the same."""
     precision: Precision = "32" if recipe.precision == "32" else "bf16"
-    if validation is not None and protocol == Manner(recipe.data.val_split, (1.0,), False):
+    if validation is not None and protocol == EvaluationProtocol(recipe.data.val_split, (1.0,), False):
         scores = validation
     else:
         data = open_split(recipe, protocol.split)
         predictor = Predictor(model, scales=protocol.scales, flip=protocol.flip, precision=precision)
         scores = evaluate(predictor, data, workers=useful_workers(recipe.data.workers, len(data)))
     if not scores.confusion.any():
-        raise CaasegError(f"split {protocol.split} of {recipe.data.dataset} has no labelled pixel; use another --split")
+        raise CaasegError(f"split {protocol.split} of {recipe.data.dataset} has no labeled pixel; use another --split")
     return {
         "split": protocol.split,
         "scales": list(protocol.scales),

@@ -1,0 +1,49 @@
+"""Child processes of tests. They are forked, so that they need not import torch again."""
+
+import multiprocessing
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
+
+from caaseg.cli import main
+
+
+def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
+    """Start a function in a child process."""
+    child = multiprocessing.get_context("fork").Process(target=function, args=arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks of processes with threads
+        child.start()
+    return child
+
+
+def run(function: Callable[..., object], *arguments: object) -> int | None:
+    """Run a function in a child process; return its exit code, or minus the signal that killed it."""
+    child = start(function, *arguments)
+    child.join()
+    return child.exitcode
+
+
+def exit_with_command(words: Sequence[str]) -> None:
+    """Run a caaseg command and end this process with its exit code."""
+    sys.exit(main(words))
+
+
+def run_ranks(function: Callable[..., object], *arguments: object) -> list[int | None]:
+    """Run a function in two processes with the environment that torchrun sets; return their exit codes."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    ranks = [start(_run_rank, rank, port, function, *arguments) for rank in ("0", "1")]
+    for rank in ranks:
+        rank.join()
+    return [rank.exitcode for rank in ranks]
+
+
+def _run_rank(rank: str, port: str, function: Callable[..., object], *arguments: object) -> None:
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_RUN_ID="test")
+    warnings.simplefilter("default")  # pytest makes them errors, but DDP warns about strides
+    function(*arguments)
