@@ -287,14 +287,13 @@ def test_prefetched_items_and_errors_are_the_same() -> None:
 
 
 def test_prefetch_stops_its_thread_when_it_is_not_exhausted() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     endless = prefetch(count())
     assert [next(endless) for _ in range(3)] == [0, 1, 2]
+    (thread,) = set(threading.enumerate()) - before
     del endless
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and thread.name.startswith("Thread-"):
-            thread.join(timeout=5)
-    assert threading.active_count() == before
+    thread.join(timeout=5)
+    assert not thread.is_alive()
 
 
 def loaders(**options: Any) -> list[TrainingLoader | EvaluationLoader]:
