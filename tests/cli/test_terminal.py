@@ -42,11 +42,8 @@ def test_a_progress_bar_takes_names_with_brackets(monkeypatch: pytest.MonkeyPatc
     assert "line" in captured.get()
 
 
-def test_an_error_message_is_one_line_without_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("caaseg.cli.recipes.recipes", commands.bad_name)
-    assert main(["recipes"]) == 2
+def test_an_error_message_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"], lambda _: (commands.bad_name, {})) == 2
     assert capsys.readouterr().err == "caaseg: a\\nb\\x1b[2J.png: no such file\n"
 
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from caaseg.config import Augmentation
-from caaseg.data import cache
 from caaseg.data.cache import CachedDataset, estimated_bytes
 from caaseg.data.datasets.camvid import CamVid
 from caaseg.data.datasets.scenes import Scenes
@@ -57,10 +56,9 @@ def assert_same(ours: Sample, expected: Sample) -> None:
     assert (ours.image.dtype, ours.label.dtype) == (torch.uint8, torch.uint8)
 
 
-def test_samples_are_the_same_bit_for_bit_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 5000)  # several blocks
+def test_samples_are_the_same_bit_for_bit_and_read_once() -> None:
     noise = Noise(12, bad=set())
-    cached = CachedDataset(noise)
+    cached = CachedDataset(noise, block_bytes=5000)  # several blocks
     assert noise.reads == dict.fromkeys(range(12), 1)
     assert len(cached) == 12
     assert (cached.classes, cached.palette) == (noise.classes, noise.palette)
@@ -72,9 +70,8 @@ def test_samples_are_the_same_bit_for_bit_and_read_once(monkeypatch: pytest.Monk
             )  # memory order matters for the speed of resizing
 
 
-def test_an_image_larger_than_a_block_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 100)
-    cached = CachedDataset(Noise(3, bad=set()))
+def test_an_image_larger_than_a_block_is_cached() -> None:
+    cached = CachedDataset(Noise(3, bad=set()), block_bytes=100)
     for index in range(3):
         assert_same(cached[index], Noise(3, bad=set())[index])
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from torch import nn
 import caaseg
 from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
-from caaseg.models.segmenter import Prediction
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
 from caaseg.training.memory import check_cache_fits, min_step_bytes, try_step
@@ -29,6 +27,8 @@ from caaseg.training.setup import Processes, build_model, open_split, resolve_pr
 from caaseg.training.step_log import NonFiniteLossError, Progress, StepLog
 from tests.small_models import small_model
 from tests.training.small import WORDS, images_and_masks, small_recipe
+
+HEADS = Path(__file__).with_name("failing_heads.py")
 
 
 def weights(run: Path, kind: str = "model") -> dict[str, torch.Tensor]:
@@ -91,16 +91,9 @@ def test_a_new_run_does_not_overwrite_another_run(tmp_path: Path, capsys: pytest
     assert_identical(weights(tmp_path / "run"), before)
 
 
-def test_a_run_that_fails_in_its_first_step_leaves_the_directory_free_for_other_settings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*arguments: Any) -> Prediction:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(caaseg.Segmenter, "coarse", full)
-        with pytest.raises(ValueError, match="step 1"):
-            train(small_recipe(), tmp_path / "run", device="cpu")
+def test_a_run_that_fails_in_its_first_step_leaves_the_directory_free_for_other_settings(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="step 1"):
+        train(small_recipe("--model.head", f"{HEADS}:TooLargeHead"), tmp_path / "run", device="cpu")
     assert train(small_recipe("--steps", "1"), tmp_path / "run", device="cpu").finished
 
 
@@ -172,35 +165,20 @@ def test_runs_with_deterministic_algorithms_and_bf16_are_identical(tmp_path: Pat
     assert_identical(weights(tmp_path / "first"), weights(tmp_path / "second"))
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step_and_the_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coarse = caaseg.Segmenter.coarse
-    calls = 0
-
-    def failing(model: caaseg.Segmenter, images: torch.Tensor) -> Prediction:
-        nonlocal calls
-        calls += model.training
-        prediction = coarse(model, images)
-        return prediction._replace(logits=prediction.logits * float("nan")) if calls == 3 else prediction
-
-    monkeypatch.setattr(caaseg.Segmenter, "coarse", failing)
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step_and_the_files(tmp_path: Path) -> None:
+    recipe = small_recipe("--checkpoint_every", "1", "--model.head", f"{HEADS}:NaNHead")
     message = r"step 3: the loss is nan for the files train-0-00000\d, train-0-00000\d; expected a finite value; check"
     with pytest.raises(NonFiniteLossError, match=message):
-        train(small_recipe("--checkpoint_every", "1"), tmp_path / "run", device="cpu")
+        train(recipe, tmp_path / "run", device="cpu")
     saved = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert saved == ["step-00000001.pt", "step-00000002.pt"]  # weights after the bad loss are not saved
 
 
-def test_running_out_of_memory_gives_a_message_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any) -> Prediction:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(caaseg.Segmenter, "coarse", full)
+def test_running_out_of_memory_gives_a_message_with_advice(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match="step 1: 2 crops of 64 x 64 do not fit in the memory of the device; set a small"
     ):
-        train(small_recipe(), tmp_path / "run", device="cpu")
+        train(small_recipe("--model.head", f"{HEADS}:TooLargeHead"), tmp_path / "run", device="cpu")
 
 
 @pytest.mark.slow

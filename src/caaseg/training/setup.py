@@ -17,6 +17,7 @@ from caaseg.data.resized import short_sides
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
 from caaseg.models import Segmenter
+from caaseg.models.heads import resolve_head
 from caaseg.models.saving import CLASSIFIERS
 from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.torchvision_compat import declare_missing_operators
@@ -197,7 +198,10 @@ def build_model(
     classes = {"num_classes": len(data.classes), "classes": tuple(data.classes), "palette": tuple(data.palette)}
     config = ModelConfig.read(architecture | classes | {"short_sides": sides})
     pretrained = recipe.model.pretrained
-    model = Segmenter(config, hub_weights=pretrained is True and other is None)
+    # A head named by a saved model is never executed from a file: `other` was loaded with its class.
+    has_head = other is not None and other.config.head == config.head
+    head = type(other.head) if other is not None and has_head else resolve_head(config.head)
+    model = Segmenter(config, head=head, hub_weights=pretrained is True and other is None)
     if other is not None:
         copy_weights(other, model, str(recipe.init_from))
     elif not isinstance(pretrained, bool):
