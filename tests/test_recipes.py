@@ -119,7 +119,7 @@ def test_a_saved_recipe_loads_to_the_same_values(name: str, tmp_path: Path) -> N
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
-def test_a_row_is_its_base_recipe_with_what_the_table_studies() -> None:
+def test_a_row_is_its_base_recipe_with_the_changes_of_the_table() -> None:
     base, row = load_recipe("pascal_context/caa_resnet101_s16"), load_recipe("table1/caa_gate3x128")
     assert base.differences(row) == {"model.gate_layers": (5, 3)}
 

@@ -105,7 +105,7 @@ def test_a_resnet_is_convolutions_alone() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_on_a_gpu_the_library_computes_what_follows_a_convolution(compiled: bool) -> None:
+def test_on_a_gpu_the_library_computes_the_operations_after_a_convolution(compiled: bool) -> None:
     """Both round to 16 bits, in different operations: either may be closer in one network, so several are tested."""
     plain, found = zip(*(errors_in_16_bits(compiled) for _ in range(6)), strict=True)
     assert geometric_mean(found) < 1.2 * geometric_mean(plain) < 0.05

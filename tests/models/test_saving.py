@@ -384,7 +384,7 @@ def test_backbone_weights_that_are_not_finite_are_refused(tmp_path: Path) -> Non
         load_backbone_weights(backbone, tmp_path / "backbone.safetensors")
 
 
-def test_a_small_pytorch_file_cannot_claim_much_memory(tmp_path: Path) -> None:
+def test_a_small_pytorch_file_cannot_allocate_much_memory(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"a": torch.zeros(1).expand(2**16, 2**16)}, path)  # stride 0: 4 bytes in the file
     message = r"weights\.pt: refused, because its tensors take 17,179,869,184 bytes, but the file has "
