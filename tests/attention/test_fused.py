@@ -120,6 +120,13 @@ def test_lines_of_several_blocks_are_as_accurate_as_the_factorised_form() -> Non
     assert_as_accurate_as_the_factorised_form(size, torch.float32)
 
 
+@pytest.mark.parametrize("size", [(2, 5), (1, MAX_SINGLE_BLOCK // 4 + 2)], ids=str)
+def test_large_scores_do_not_overflow(size: tuple[int, int]) -> None:
+    maps, gates, _ = draw(size, torch.float32)
+    maps = [maps[0].detach() * 20, maps[1].detach() * 20, maps[2].detach()]  # exp(score) is infinite
+    torch.testing.assert_close(attend(maps, gates, "fused"), attend(maps, gates, "factorised"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("size", [(32, 33), (48, 65), (130, 2), (257, 2), (1, 512)], ids=str)
