@@ -244,13 +244,14 @@ def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 1 for line in lines)
 
 
-@pytest.mark.parametrize("name", ["scenes/demo_caa", "table1/caa_gate3x128"])
+@pytest.mark.parametrize("name", ["scenes/demo_caa", "table5/caa_efficientnet_b7_s8"])
 def test_a_recipe_is_shown_and_copied_with_every_value(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["recipes", "show", name]) == 0
     shown = capsys.readouterr().out
     assert yaml.safe_load(shown) == load_recipe(name).as_dict()
+    assert ("# The stride of this table is that of the evaluation. The paper does not" in shown) == ("table5" in name)
     file = tmp_path / "new" / "mine.yaml"
     assert main(["recipes", "copy", name, str(file)]) == 0
     assert file.read_text() == shown

@@ -2,6 +2,7 @@
 
 from caaseg.analysis.paired import paired_difference
 from caaseg.reproduce.report import Cost, GridReport, ReportRow, as_json, draw_grid, grid_table, markdown
+from caaseg.reproduce.tables import TABLES
 
 
 def report_row(
@@ -87,3 +88,10 @@ def test_speeds_come_from_cells_that_were_alone() -> None:
     assert cost is not None
     assert cost.images_per_second is None
     assert Cost.of([None]) is None
+
+
+def test_a_row_has_the_backbone_of_the_paper_in_its_label_only_with_its_own_recipe() -> None:
+    row = next(row for row in TABLES["car"].rows if row.name == "caa_aux_car")
+    assert row.title(own_recipe=True) == "CAA, CAR, auxiliary loss, ConvNeXt-L + JPU, Adam"
+    assert row.title(own_recipe=False) == "CAA, CAR, auxiliary loss"
+    assert TABLES["heads"].rows[0].title(own_recipe=False) == "FCN"

@@ -13,7 +13,6 @@ from rich.text import Text
 from caaseg.analysis.paired import CONFIDENCE, Difference, paired_difference
 from caaseg.data.catalogue import find
 from caaseg.files import atomic_write
-from caaseg.models.heads import head_class
 from caaseg.reports.figures import COLORS, save
 from caaseg.reproduce.grid import EvaluationProtocol, Grid
 from caaseg.reproduce.runner import read_cell, score_of
@@ -171,7 +170,7 @@ def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record 
         paper = row.paper.get("multi" if protocol.flip else "single")
         yield ReportRow(
             row=row.name,
-            label=row.label or head_class(row.model["head"]).title,
+            label=row.title(own_recipe=grid.recipe is None),
             protocol=protocol.label,
             scores=tuple(ours),
             paper=None if paper is None else paper.mean,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from caaseg.models.heads import HEADS
+from caaseg.models.heads import HEADS, head_class
 
 TableName = Literal[
     "table1",
@@ -67,6 +67,8 @@ class Row:
     """The setting that the table studies, as changes of the recipe's model, on any dataset."""
     paper_model: Mapping[str, Any] = field(default_factory=dict)
     """Further changes of the base recipe on the paper's dataset."""
+    paper_label: str | None = None
+    """Settings that only the recipe for the paper's dataset has, such as its backbone; part of the label there."""
     paper_base: str | None = None
     """Base recipe on the paper's dataset; None for the one in `BASES`."""
     paper_options: tuple[str, ...] = ()
@@ -77,6 +79,11 @@ class Row:
     """The paper's numbers."""
     note: str | None = None
     """What the paper leaves open about this row, and what is trained here."""
+
+    def title(self, *, own_recipe: bool) -> str:
+        """Return the label of the row with its own recipe, or with one for another dataset."""
+        label = self.label or head_class(self.model["head"]).title
+        return f"{label}, {self.paper_label}" if own_recipe and self.paper_label else label
 
 
 def options_of(model: Mapping[str, Any]) -> list[str]:
@@ -218,6 +225,7 @@ def _car(
     paper: Mapping[Protocol, Number],
     *,
     baseline: str | None = None,
+    paper_label: str = "ResNet-50",
     paper_model: Mapping[str, Any] | None = None,
     paper_options: tuple[str, ...] = (),
 ) -> Row:
@@ -230,6 +238,7 @@ def _car(
         paper_model=paper_model or {},
         baseline=baseline,
         paper=paper,
+        paper_label=paper_label,
         paper_base="pascal_context/fcn_resnet50_s8_car",
         paper_options=paper_options,
     )
@@ -496,39 +505,43 @@ TABLES: dict[str, Table] = {
     "car": Table(
         title="Class-aware regularization (CAR, ECCV 2022): heads without and with it",
         rows=(
-            _car("fcn", "FCN, ResNet-50", {"head": "fcn"}, _single(47.72)),
-            _car("fcn_car", "FCN, ResNet-50, CAR", {"head": "fcn"}, _single(48.40), baseline="fcn"),
-            _car("self_attention", "self-attention, ResNet-50", {"head": "self_attention"}, _single(48.32)),
+            _car("fcn", "FCN", {"head": "fcn"}, _single(47.72)),
+            _car("fcn_car", "FCN, CAR", {"head": "fcn"}, _single(48.40), baseline="fcn"),
+            _car("self_attention", "self-attention", {"head": "self_attention"}, _single(48.32)),
             _car(
-                *("self_attention_car", "self-attention, ResNet-50, CAR", {"head": "self_attention"}, _single(50.50)),
+                *("self_attention_car", "self-attention, CAR", {"head": "self_attention"}, _single(50.50)),
                 baseline="self_attention",
             ),
             _car(
-                *("caa", "CAA, ConvNeXt-L + JPU", {"head": "caa"}),
+                *("caa", "CAA", {"head": "caa"}),
                 {"single": Number(60.48), "multi": Number(61.80)},
+                paper_label="ConvNeXt-L + JPU",
                 paper_model=CONVNEXT,
             ),
             _car(
-                *("caa_car", "CAA, ConvNeXt-L + JPU, CAR", {"head": "caa"}),
+                *("caa_car", "CAA, CAR", {"head": "caa"}),
                 {"single": Number(61.40), "multi": Number(62.69)},
                 baseline="caa",
+                paper_label="ConvNeXt-L + JPU",
                 paper_model=CONVNEXT,
             ),
             _car(
-                *("caa_aux_car", "CAA, ConvNeXt-L + JPU, CAR, auxiliary loss, Adam", {"head": "caa", "aux": True}),
+                *("caa_aux_car", "CAA, CAR, auxiliary loss", {"head": "caa", "aux": True}),
                 {"single": Number(62.97), "multi": Number(64.12)},
                 baseline="caa",
+                paper_label="ConvNeXt-L + JPU, Adam",
                 paper_model=CONVNEXT,
                 paper_options=("--steps=40000", "--optimizer.name=adamw", "--optimizer.lr=0.0001"),
             ),
         ),
         notes=(
             "The numbers are those of the CAR paper, by the same authors: PASCAL Context, 59 classes, output stride 8, "
-            "30,000 steps. The last row has 40,000 steps of Adam; its learning rate is not known: AdamW with 0.0001 is "
-            "used.",
+            "30,000 steps. The row caa_aux_car has 40,000 steps of Adam; its learning rate is not known: AdamW with "
+            "0.0001 is used.",
             "The authors' FCN has a 1x1 convolution to 256 channels before its classifier. Their self-attention head "
             "has a shortcut and a 3x3 convolution, and no image-level branch. Ours are the heads of the other tables.",
-            "The recipe has the authors' batch norm momentum, loss average, weight decay and padding of images.",
+            "The recipe for PASCAL Context has the authors' batch norm momentum, loss average, weight decay and "
+            "padding of images.",
         ),
     ),
     "heads": Table(
