@@ -67,6 +67,7 @@ def test_the_paper_s_columns_are_reproduced(capsys: pytest.CaptureFixture[str]) 
     assert round(gates["channelization, 5 x 128"].ours / 1e9, 3) == 0.013
     assert sum("which matches the paper" in row.note for row in gates.values()) == 4
     assert all(row.note for row in rows.values())
+    assert all(("deduced" in row.note) != what.startswith("backbone") for what, row in rows.items())
 
 
 def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str]) -> None:
