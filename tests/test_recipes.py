@@ -1,6 +1,7 @@
 """Recipes: files, table rows, overrides, the commands about them, and every message for a bad one."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,23 @@ from caaseg.settings import flat_fields
 GOOD = "model: {head: fcn}\ndata: {dataset: scenes}\n"
 
 
-def build(recipe: Recipe) -> Segmenter:
-    """Return the model of a recipe, without memory for its weights."""
+def config_of(recipe: Recipe) -> ModelConfig:
     classes = len(find(recipe.data.dataset).classes) or 3
     architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
+    return ModelConfig(**architecture, num_classes=recipe.model.num_classes or classes)
+
+
+@cache
+def build(config: ModelConfig) -> Segmenter:
+    """Return a model without memory for its weights; several recipes have the same."""
     with torch.device("meta"):
-        return Segmenter(ModelConfig(**architecture, num_classes=recipe.model.num_classes or classes))
+        return Segmenter(config)
 
 
 @pytest.mark.parametrize("name", [*recipe_names(), *row_names()])
 def test_every_recipe_and_table_row_is_complete_and_builds_its_model(name: str) -> None:
     recipe = load_recipe(name)
-    model = build(recipe)
+    model = build(config_of(recipe))
     assert model.classifier.out_channels == (len(find(recipe.data.dataset).classes) or 3)
     assert model.backbone.name == recipe.model.backbone
     assert model.config.head == recipe.model.head
