@@ -1,8 +1,6 @@
 """Class-aware regularization: the authors' losses and gradients, several processes, training."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,10 @@ from caaseg.training.car import (
 from caaseg.training.losses import CrossEntropy, segmentation_loss
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.run import train
+from tests import processes
 from tests.golden.networks import load
 from tests.small_models import small_model
-from tests.training.car_process import batch, gradients
+from tests.training.car_process import batch, gradients, write_gradients
 from tests.training.small import small_recipe
 
 FILES = ["car_basic", "car_shifted_labels", "car_large_label", "car_per_image_centers", "car_clipped"]
@@ -85,10 +84,7 @@ def test_losses_and_gradients_are_the_authors(name: str) -> None:
 
 
 def test_two_processes_give_the_losses_and_gradients_of_the_whole_batch(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    module = ["-m", "tests.training.car_process", str(tmp_path)]
-    result = subprocess.run([*command, *module], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr
+    assert processes.run_ranks(write_gradients, tmp_path) == [0, 0]
     found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for name, (loss, gradient) in gradients(*batch(), 1).items():
         assert loss.dtype == torch.float64

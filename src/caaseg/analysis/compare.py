@@ -1,8 +1,9 @@
-"""Comparison of models: the images on which their predictions differ most, and the regions where they differ.
+"""Comparison of models: the images on which their predictions differ most, or chosen ones, and where they differ.
 
 Shapes: M models, H x W pixels, K classes.
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from caaseg.analysis.ranking import Ranking
+from caaseg.data.datasets.pairs import PairDataset
 from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.drawing.panels import Box
+from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import check_classes
 from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models.predictor import Predictor
@@ -115,32 +118,36 @@ class Comparison:
     images: tuple[DifferenceCounts, ...]
     """All images with a labeled pixel, by share of differing pixels, largest first."""
     shown: tuple[ComparedImage, ...]
-    """The first-ranked image of each section of the split, in the same order."""
+    """The images chosen by name, or the first-ranked image of each section of the split, in the same order."""
 
 
 def compare_models(
     models: Sequence[nn.Module],
     dataset: SegmentationDataset,
     *,
-    num_shown: int = 4,
+    images: int | Sequence[str] = 4,
     workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:
     """Compare the predictions of models on every image of a dataset, at its native size.
 
-    The split is divided into `num_shown` equal sections, and the image with the largest share of differing pixels is
-    returned from each. For all other images only pixel counts are returned.
+    Names choose the images that are returned. With a number, the split is divided into that many equal sections, and
+    the image with the largest share of differing pixels is returned from each. For all other images only pixel counts
+    are returned.
 
     Args:
         models: two or more models for the classes of the dataset.
         dataset: the dataset.
-        num_shown: number of images to return.
+        images: names of the images to return, in this order, or their number.
         workers: worker processes that load images; 0 loads in this process.
         progress: called with the number of images done.
     """
+    names = () if isinstance(images, int) else tuple(dict.fromkeys(images))
+    check_names(names, dataset)
     predictors = [Predictor(model) for model in models]
     matrices = tuple(ConfusionMatrix(len(dataset.classes)) for _ in models)
-    ranking: Ranking[DifferenceCounts, ComparedImage] = Ranking(len(dataset), num_shown)
+    ranking: Ranking[DifferenceCounts, ComparedImage] = Ranking(len(dataset), images if isinstance(images, int) else 1)
+    named: dict[str, ComparedImage] = {}
     pin = predictors[0].device.type == "cuda"
     for index, batch in enumerate(EvaluationLoader(dataset, workers=workers, pin_memory=pin)):
         image, label = batch.images[0], batch.labels[0]
@@ -152,10 +159,37 @@ def compare_models(
             differ = differing_pixels(predictions, label)
             right = tuple(int((differ & (prediction == label)).sum()) for prediction in predictions)
             counts = DifferenceCounts(batch.names[0], labeled, int(differ.sum()), right)
-            ranking.add(index, counts, ComparedImage(counts, image, label, predictions))
+            compared = ComparedImage(counts, image, label, predictions)
+            ranking.add(index, counts, compared)
+            if counts.name in names:
+                named[counts.name] = compared
+        elif batch.names[0] in names:
+            raise CaasegError(f"image {batch.names[0]} has no labeled pixel to compare; leave it out of --images")
         if progress is not None:
             progress(index + 1)
-    return Comparison(matrices=matrices, images=ranking.images, shown=ranking.shown)
+    shown = tuple(named[name] for name in names) or ranking.shown
+    return Comparison(matrices=matrices, images=ranking.images, shown=shown)
+
+
+def check_names(images: Sequence[str], dataset: SegmentationDataset) -> None:
+    """Raise CaasegError if a dataset has no image of one of these names, with the nearest names that it has."""
+    known = _names(dataset) if images else []
+    unknown = [name for name in images if name not in known]
+    if unknown:
+        nearest = [difflib.get_close_matches(name, known, n=3, cutoff=0) for name in unknown]
+        raise CaasegError(
+            f"--images has {', '.join(map(repr, unknown))}; expected a number, or names of images of the split; the "
+            f"nearest are {', '.join(dict.fromkeys(name for names in nearest for name in names))}"
+        )
+
+
+def _names(dataset: SegmentationDataset) -> list[str]:
+    parts: list[SegmentationDataset] = getattr(dataset, "datasets", [])  # of concatenated splits
+    if parts:
+        return [name for part in parts for name in _names(part)]
+    if isinstance(dataset, PairDataset):
+        return [pair.name for pair in dataset.pairs]  # without reading the files
+    return [dataset[index].name for index in range(len(dataset))]
 
 
 def _predict(predictor: Predictor, image: Tensor, dataset: SegmentationDataset) -> Tensor:

@@ -5,6 +5,7 @@ An output stride of 8 or 16 is reached by dilating the later stages instead of s
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -206,7 +207,7 @@ def _indices(name: str, reductions: list[int], strides: Sequence[int]) -> list[i
 
 def _create(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
     """Return the timm model with dilated stages, or raise an error that lists the alternatives."""
-    _create_on_meta(name, output_stride, stages)
+    _check_stride(name, output_stride, stages)
     try:
         return _create_truncated(name, output_stride, stages, **options)
     except Exception as error:
@@ -230,6 +231,14 @@ def _create_truncated(name: str, output_stride: int, stages: int | None, **optio
     return net
 
 
+@cache
+def _create_on_meta(name: str, output_stride: int, stages: int | None = None) -> Any:
+    """Return the timm model on the meta device, to read only: it is created once."""
+    with torch.device("meta"):
+        return _create_truncated(name, output_stride, stages).eval()
+
+
+@cache
 def _out_indices(name: str, stages: int) -> tuple[int, ...]:
     """Return timm's indices of the feature maps up to the end of a stage."""
     with torch.device("meta"):
@@ -246,31 +255,30 @@ def _out_indices(name: str, stages: int) -> tuple[int, ...]:
     return tuple(level for level in levels if level <= ends[stages - 1])
 
 
-def _create_on_meta(name: str, output_stride: int, stages: int | None = None) -> Any:
-    """Return the timm model on the meta device, after a check that it has the stride."""
+def _check_stride(name: str, output_stride: int, stages: int | None = None) -> None:
+    """Raise an error unless timm has the model with this stride."""
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
         raise CaasegError(f"backbone {name!r} is not a timm model; {hint}")
-    if (net := _create_if_supported(name, output_stride, stages)) is None:
-        if stages is not None and _create_if_supported(name, output_stride) is not None:
+    if not _has_stride(name, output_stride, stages):
+        if stages is not None and _has_stride(name, output_stride):
             _out_indices(name, stages)  # has a message of its own
-        strides = [stride for stride in (8, 16, 32) if _create_if_supported(name, stride, stages) is not None]
+        strides = [stride for stride in (8, 16, 32) if _has_stride(name, stride, stages)]
         able = f"it supports {', '.join(map(str, strides))}" if strides else "it supports none of 8, 16 and 32"
         what = f"backbone {name}" if stages is None else f"backbone {name} with stages={stages}"
         raise CaasegError(f"{what} does not support output stride {output_stride}; {able}")
-    return net
 
 
-def _create_if_supported(name: str, output_stride: int, stages: int | None = None) -> Any:
+@cache
+def _has_stride(name: str, output_stride: int, stages: int | None = None) -> bool:
     try:
-        with torch.device("meta"):
-            net = _create_truncated(name, output_stride, stages)
-            features = net(torch.empty(1, 3, 64, 64))
+        net = _create_on_meta(name, output_stride, stages)
+        features = net(torch.empty(1, 3, 64, 64, device="meta"))
     except Exception:  # models raise many types for strides and sizes that they do not support
-        return None
+        return False
     expected = (net.feature_info.channels()[-1], 64 // output_stride, 64 // output_stride)
-    return net if tuple(features[-1].shape[1:]) == expected else None
+    return tuple(features[-1].shape[1:]) == expected
 
 
 def unused_names(backbone: TimmBackbone) -> set[str]:
@@ -279,8 +287,7 @@ def unused_names(backbone: TimmBackbone) -> set[str]:
     standard = _create_on_meta(backbone.name, stride, backbone.stages).state_dict()
     ours = {**standard, **backbone.net.state_dict()}  # other names of the authors' variant are errors, not unused
     with torch.device("meta"):
-        features = _create_truncated(backbone.name, stride, None)
-        whole = [*timm.create_model(backbone.name).state_dict(), *features.state_dict()]
+        whole = [*timm.create_model(backbone.name).state_dict(), *_create_on_meta(backbone.name, stride).state_dict()]
     return {key for key in whole if flat_name(key, ours) not in ours}
 
 
@@ -291,9 +298,7 @@ def flat_name(name: str, ours: Mapping[str, Tensor]) -> str:
 
 
 def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
-    with torch.device("meta"):
-        original = _create_truncated(name, 32, stages)
-    blocks, originals = residual_blocks(net), residual_blocks(original)
+    blocks, originals = residual_blocks(net), residual_blocks(_create_on_meta(name, 32, stages))
     rates = [convolution.dilation[0] for block in blocks for convolution in spatial_convolutions(block)]
     dilate_from_removed_strides(blocks, originals)
     if not rates or spatial_convolutions(blocks[-1])[-1].dilation[0] != rates[-1]:
@@ -312,6 +317,7 @@ def _add_top(net: Any, name: str, *, pretrained: bool) -> None:
 
 def _check_resnet(name: str, output_stride: int, what: str) -> None:
     """Raise an error unless the network is a plain ResNet."""
+    _check_stride(name, output_stride)
     net = _create_on_meta(name, output_stride)
     blocks = [block for stage in range(1, 5) for block in getattr(net, f"layer{stage}", ())]
     plain = {type(block) for block in blocks} <= {BasicBlock, Bottleneck}

@@ -233,8 +233,8 @@ def _train(
     """Train a cell. Return its results without scores, and the validation of the final model if it was trained now."""
     directory, recipe = grid.run(cell), cell.recipe
     on_gpu = device.type == "cuda"
-    gc.collect()  # frees the reference cycles of the previous cell
     if on_gpu:
+        gc.collect()  # frees the reference cycles of the previous cell
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     first_step = checkpoints.newest_step(directory)

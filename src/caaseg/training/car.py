@@ -142,7 +142,7 @@ def _excess(similarity: Tensor, own: Tensor, threshold: float) -> Tensor:
 
 
 def _mean_over_ranks(total: Tensor, count: int) -> Tensor:
-    return _sum_over_ranks(total) / _sum_over_ranks(total.new_tensor(count))
+    return _sum_over_ranks(total) / _sum_over_ranks(total.new_full((), count))  # no copy: CUDA graphs do not allow it
 
 
 def _ranks() -> int:
