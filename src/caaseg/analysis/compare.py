@@ -32,17 +32,22 @@ def differing_pixels(predictions: Tensor, label: Tensor) -> Tensor:
     return (predictions != predictions[:1]).any(0) & (label != IGNORE)
 
 
-def find_boxes(mask: Tensor, max_boxes: int = 3) -> list[Box]:
+def find_boxes(mask: Tensor, max_boxes: int = 3, *, grid: int = GRID) -> list[Box]:
     """Return up to `max_boxes` non-overlapping boxes around the densest regions of a mask (H, W), best first.
 
     The image is divided into square cells. Among all rectangles of cells, from two cells to half the image per side,
     the one with the largest gain is chosen: each marked pixel adds 1, and every pixel costs a fraction of the density
     of the densest cell. So a box covers a dense region and no more. The search repeats on the remaining cells.
+
+    Args:
+        mask: the pixels to find, (H, W).
+        max_boxes: maximum number of boxes.
+        grid: number of cells along the longer side of the image.
     """
     height, width = mask.shape
     if max_boxes < 1 or not mask.any():
         return []
-    side = -(-max(height, width) // GRID)
+    side = -(-max(height, width) // grid)
     rows, columns = -(-height // side), -(-width // side)
     marked, inside = torch.zeros(2, rows * side, columns * side, dtype=torch.float64)
     marked[:height, :width], inside[:height, :width] = mask, 1  # padding neither gains nor costs
