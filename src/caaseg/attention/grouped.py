@@ -26,7 +26,7 @@ def channelize_in_groups(weights: Tensor, lines: Tensor, gate: Gate | None, grou
         lines: features to gather, (N, S, L, C).
         gate: channel weights from pooled terms, or None for plain attention.
         groups: number of slices, clamped to L.
-        name: of the gate, for error messages.
+        name: name of the gate in error messages.
     """
     if lines.stride(-1) != 1:  # contiguous channels, for fast access to every term
         lines = lines.contiguous()

@@ -22,7 +22,7 @@ class Inputs(NamedTuple):
     """Images found for all inputs."""
 
     images: list[InputImage]
-    errors: list[str]  # one message per input or directory without result
+    errors: list[str]  # one message per input without images, and per directory that cannot be listed
     skipped: int  # number of files in directories without an image suffix
 
 
@@ -41,12 +41,13 @@ def find_images(inputs: Sequence[str], *, exclude: Sequence[Path] = ()) -> Input
     errors: list[str] = []
     others: set[str] = set()
     for text in inputs:
-        given = Path(text)
+        input_path = Path(text)
         is_pattern = glob.has_magic(text) and not os.path.lexists(text)
-        base = _before_pattern(given) if is_pattern else given if given.is_dir() else given.parent
+        directory = input_path if input_path.is_dir() else input_path.parent
+        base = _before_pattern(input_path) if is_pattern else directory
         bases.append(_absolute(base))
         files: list[Path] = []
-        for path in sorted(base.glob(str(given.relative_to(base)))) if is_pattern else [given]:
+        for path in sorted(base.glob(str(input_path.relative_to(base)))) if is_pattern else [input_path]:
             if path.is_dir():
                 below = list(_walk(path, exclude, errors))
                 files += [file for file in below if file.suffix.lower() in IMAGE_SUFFIXES]

@@ -151,7 +151,7 @@ def _initial_architecture(init_from: str, run: Path, resume: str | Path | None) 
 
 @contextmanager
 def _saved_recipe(recipe: Recipe, run: Path) -> Iterator[None]:
-    """Write recipe.yaml. If nothing is trained, delete it at the end: the directory is free for other settings."""
+    """Write recipe.yaml. If no checkpoint exists at the end, delete it: the directory is free for other settings."""
     with explain_write_error(run, RECIPE), atomic_write(run / RECIPE) as temporary:
         temporary.write_text(recipe_text(recipe))
     try:
