@@ -1,4 +1,4 @@
-"""Learning rates by hand."""
+"""Learning rates against calculations by hand, and parameters with weight decay."""
 
 import math
 
@@ -16,7 +16,7 @@ def test_poly_falls_from_the_learning_rate_towards_zero() -> None:
     assert learning_rate(99, 100, recipe) == pytest.approx(0.01 * 0.01**0.9)
 
 
-def test_cosine_is_half_way_in_the_middle() -> None:
+def test_cosine_has_half_the_learning_rate_in_the_middle() -> None:
     recipe = OptimizerRecipe(lr=0.01, schedule="cosine")
     assert learning_rate(0, 100, recipe) == pytest.approx(0.01)
     assert learning_rate(50, 100, recipe) == pytest.approx(0.005)
