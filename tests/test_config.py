@@ -87,12 +87,12 @@ def test_a_size_is_two_integers_or_one_text(size: Any) -> None:
         (
             Architecture,
             {"stages": 3, "resnet_variant": "authors"},
-            "stages is 3, but resnet_variant authors uses all stages; leave out one",
+            "stages is 3, but resnet_variant authors uses all stages; omit one of them",
         ),
         (
             Architecture,
             {"stages": 3, "top_features": True},
-            "stages is 3, but top_features needs all stages; leave out one",
+            "stages is 3, but top_features needs all stages; omit one of them",
         ),
         (Architecture, {"input_upsampling": 0.5}, "input_upsampling is 0.5; expected greater than or equal to 1"),
         (Architecture, {"input_upsampling": float("nan")}, "input_upsampling is nan; expected a finite number"),

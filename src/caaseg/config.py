@@ -90,8 +90,8 @@ class Architecture(Settings):
     resnet_variant: ResNetVariant = "standard"
     """Standard ResNet, or the authors' (deep stem, strides in the last blocks)."""
     dilation: Dilation | None = None
-    """Dilation of a block whose stride is removed: the new rate (authors) or the previous one (timm); none is authors
-    for resnet_variant authors, and timm for standard."""
+    """Dilation of a block whose stride is removed: the new rate (authors) or the previous rate (timm); none selects
+    authors for resnet_variant authors, and timm for standard."""
     top_features: bool = False
     """For an EfficientNet: use the features after its top convolution, batch norm and activation, like the authors."""
     neck: Literal["jpu"] | None = None
@@ -122,9 +122,9 @@ class Architecture(Settings):
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
         if self.stages is not None and self.resnet_variant == "authors":
-            raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; leave out one")
+            raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; omit one of them")
         if self.stages is not None and self.top_features:
-            raise ValueError(f"stages is {self.stages}, but top_features needs all stages; leave out one")
+            raise ValueError(f"stages is {self.stages}, but top_features needs all stages; omit one of them")
         return self
 
     @model_validator(mode="after")
@@ -297,7 +297,7 @@ class LossRecipe(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not any((self.cross_entropy, self.dice, self.focal, self.lovasz)):
-            raise ValueError("cross_entropy is 0, and so are all other losses; expected one above 0")
+            raise ValueError("cross_entropy is 0, and so are all other losses; expected at least one above 0")
         return self
 
 
@@ -397,7 +397,9 @@ class Recipe(Settings):
         values = recipe.as_dict() | {"model": recipe.model.model_dump(mode="json", exclude_unset=True)}
         if "steps" in options:
             if "epochs" in options:
-                raise CaasegError("--steps and --epochs are both set, but epochs determines steps; leave out one")
+                raise CaasegError(
+                    "--steps and --epochs are both set, but epochs determines steps; leave out one of them"
+                )
             values["epochs"] = None  # the recipe's epochs would override steps
         return values
 

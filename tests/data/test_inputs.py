@@ -30,7 +30,7 @@ def test_result_names_include_the_directories_that_distinguish_files(tmp_path: P
     assert named(tmp_path, "a/x.png", "b/x.png") == {"a/x.png": "a/x", "b/x.png": "b/x"}
     assert named(tmp_path, "a", "b") == {"a/x.png": "a/x", "b/x.png": "b/x", "b/c/y.png": "b/c/y"}
     assert named(tmp_path, "a/x.png") == {"a/x.png": "x"}
-    assert named(tmp_path, "b/c") == {"b/c/y.png": "y"}  # relative to the given directory
+    assert named(tmp_path, "b/c") == {"b/c/y.png": "y"}  # relative to the input directory
 
 
 def test_result_names_include_the_suffix_if_they_would_be_equal_without_it(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def build(num_classes: int = 8, **options: Any) -> caaseg.Segmenter:
     torch.manual_seed(0)
     small: dict[str, Any] = {"channels": 16, "key_channels": 4, "gate_width": 8}
     model = caaseg.create_model("caa", backbone="test_resnet", num_classes=num_classes, **{**small, **options})
-    model(torch.randn(2, 3, 33, 33))  # batch norm statistics that are not the initial ones
+    model(torch.randn(2, 3, 33, 33))  # updates the initial batch norm statistics
     nn.init.normal_(model.classifier.weight)  # so that more than one class is predicted
     return model.eval()
 

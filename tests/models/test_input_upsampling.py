@@ -21,7 +21,7 @@ def pair(head: str, input_upsampling: float, **options: Any) -> tuple[caaseg.Seg
     """Return a model with input upsampling, and a model with the same weights without it."""
     torch.manual_seed(0)
     plain = caaseg.create_model(head, **SMALL, **options)
-    plain(torch.randn(4, 3, 65, 65))  # batch norm statistics that are not the initial ones
+    plain(torch.randn(4, 3, 65, 65))  # updates the initial batch norm statistics
     model = caaseg.create_model(head, input_upsampling=input_upsampling, **SMALL, **options)
     model.load_state_dict(plain.state_dict())
     return model.eval(), plain.eval()

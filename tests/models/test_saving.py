@@ -28,7 +28,7 @@ CLASSES, PALETTE = ["road", "tree", "sky"], [(128, 64, 128), (0, 128, 0), (70, 1
 def build(head: str = "caa", **options: Any) -> caaseg.Segmenter:
     small = {"backbone": "test_resnet", "num_classes": 3, "channels": 16, "key_channels": 4, "gate_width": 8}
     model = caaseg.create_model(head, **{**small, "classes": CLASSES, "palette": PALETTE, **options})
-    model(torch.randn(2, 3, 33, 33))  # batch norm statistics that are not the initial ones
+    model(torch.randn(2, 3, 33, 33))  # updates the initial batch norm statistics
     return model.eval()
 
 

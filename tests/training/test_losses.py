@@ -255,5 +255,5 @@ def test_losses_of_a_recipe_are_averaged_by_their_own_counts_and_added() -> None
     ]
     assert float(sum(halves)) == pytest.approx(expected, rel=1e-5)
     assert isinstance(make_loss(LossRecipe(), None), CrossEntropy)
-    with pytest.raises(CaasegError, match="cross_entropy is 0, and so are all other losses; expected one above 0"):
+    with pytest.raises(CaasegError, match="cross_entropy is 0, and so are all other losses; expected at least one"):
         LossRecipe.read({"cross_entropy": 0})

@@ -14,7 +14,7 @@ from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 class InputImage(NamedTuple):
     """An image file to predict."""
 
-    path: Path  # as given, or below the given directory
+    path: Path  # one of the inputs, or a path below an input directory
     name: Path  # unique name of its results: the path relative to the common directory of all inputs
 
 
@@ -36,7 +36,7 @@ def find_images(inputs: Sequence[str], *, exclude: Sequence[Path] = ()) -> Input
         inputs: file names, directories and patterns; the name of an existing file is never treated as a pattern.
         exclude: directories to skip, such as output directories.
     """
-    found: dict[str, Path] = {}  # by absolute path, so that an image given twice is listed once
+    found: dict[str, Path] = {}  # by absolute path, so that an image named twice is listed once
     bases: list[str] = []
     errors: list[str] = []
     others: set[str] = set()

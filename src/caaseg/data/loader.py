@@ -169,7 +169,7 @@ class TrainingLoader:
         if not 0 <= bad_share <= 1:
             raise CaasegError(f"bad_share is {bad_share}; expected 0 to 1")
         positions = range(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
-        # The DataLoader requests a new batch when one arrives, so one more buffer than batches in progress is enough.
+        # The DataLoader requests a new batch when a batch arrives: one more buffer than batches in progress is enough.
         self._buffers = BatchBuffers.allocate(workers * PREFETCH + 1, len(positions), augmentation.crop)
         attempts = 1 if bad_files == "stop" else MAX_ATTEMPTS
         self._sampler = StepSampler(step)

@@ -101,7 +101,7 @@ class _BatchNorm(torch.autograd.Function):
         layout = Layout(features)
         rows, c = layout.rows, layout.channels
         parts, sums, grad_features = layout.new_parts(features), torch.empty_like(moments), torch.empty_like(features)
-        # The gradient of the residual is the masked incoming gradient; without ReLU it is the incoming one itself.
+        # The gradient of the residual is the incoming gradient, masked if there is a ReLU.
         has_mask = ctx.has_residual and ctx.relu
         if grad2 is not None and not has_mask:
             grad, grad2 = grad + grad2, None

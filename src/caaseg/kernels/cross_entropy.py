@@ -1,8 +1,8 @@
 """Cross entropy of coarse logits against fine labels, without upsampling the logits in memory.
 
 A feature covers 8 x 8 or 16 x 16 pixels. Upsampled in float32, the logits of a batch of 16 crops of 513 x 513 in 59
-classes take a gigabyte, and their softmax and gradients as much again each. The kernel interpolates the logits of each
-pixel on the fly and sums the gradients of a line of pixels into those of the neighboring coarse features. The remaining
+classes take a gigabyte, and so do their softmax and their gradients. The kernel interpolates the logits of each pixel
+on the fly and adds the gradients of a line of pixels to the gradients of the neighboring coarse features. The remaining
 sum over lines is a product with the interpolation matrix.
 
 No two programs write to the same address, so losses and gradients are deterministic.

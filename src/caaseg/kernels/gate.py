@@ -29,7 +29,7 @@ def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: b
 
     Args:
         pooled: (N, L, C).
-        weights: weights of the linear layers: the first (U, C), the hidden ones (U, U), the last (C, U).
+        weights: weights of the linear layers: first layer (U, C), hidden layers (U, U), last layer (C, U).
         slope: slope of the leaky ReLU below zero.
         save_states: whether to return the hidden states, for the backward pass.
 

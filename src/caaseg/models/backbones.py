@@ -38,14 +38,14 @@ class Features(NamedTuple):
     """Output of a backbone."""
 
     coarse: Tensor  # (N, coarse_channels, H/stride, W/stride), for the head
-    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without one
+    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
 
 
 class Pyramid(NamedTuple):
     """Output of a timm backbone for a neck."""
 
     levels: tuple[Tensor, ...]  # (N, C, H/stride, W/stride), from fine to coarse
-    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without one
+    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
 
 
 class Backbone(nn.Module):
@@ -106,7 +106,7 @@ class TimmBackbone(Backbone):
             published for it.
         dilation: rate of a block whose stride is removed to reach the output stride. "authors" gives this block the
             new rate. "timm" gives it the previous rate, and the new rate to the blocks after it. None selects "authors"
-            for the authors' variant, and "timm" for the standard one.
+            for the authors' variant, and "timm" for the standard variant.
         top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
             activation, like the paper's code: 2,560 channels for B7. If False, take them after the last block.
         pyramid: strides of feature maps to return as a `Pyramid`, for a neck; nothing is dilated then.

@@ -141,7 +141,7 @@ def _shape(
 
 
 class PlainBlock(nn.Module):
-    """A residual block of a ResNet: a sequence of convolutions, the last one fused with the sum."""
+    """A residual block of a ResNet: a sequence of convolutions, the last convolution fused with the sum."""
 
     def __init__(self, convolutions: list[ReLUConvolution], shortcut: nn.Module | None) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from caaseg.models.backbones import BasicBlock, Bottleneck, FeatureDictNet
 
 
 def fuse_batch_norm(model: nn.Module) -> None:
-    """Use the fused operator for batch normalization in training on a GPU; in place, weights keep their names.
+    """Replace batch normalization by the fused operator for training on a GPU, in place; weights keep their names.
 
     The model still uses torch's own operators in evaluation mode, on a CPU, compiled, with synchronized batch
     normalization, or for maps that are not channels last in memory.

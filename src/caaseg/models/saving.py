@@ -159,7 +159,7 @@ def load_model(
         )
     if backbone is None and ":" in config.backbone:
         raise CaasegError(
-            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass one: "
+            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass a module: "
             "load_model(..., backbone=module)"
         )
     kind = resolve_head(config.head if head is None else head)

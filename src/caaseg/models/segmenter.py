@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
     """Output of a model, in training and in evaluation. K classes, logits at the size of the images."""
 
     logits: Tensor  # (N, K, H, W)
-    aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without one
+    aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without it
     branches: dict[str, Tensor]  # name -> (N, K, H, W), as the head's `branches` lists them
     regularized: Tensor | None = None  # (N, C, h, w), features for the losses of CAR; only in a coarse prediction
 

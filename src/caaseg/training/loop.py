@@ -168,7 +168,7 @@ def train_loop(
             log.step(step, own_loss, batch.names, count)
 
             stopping = stop.agreed()
-            is_last = is_finished(recipe, step, best)  # with early stopping: unless this validation is the best one
+            is_last = is_finished(recipe, step, best)  # with early stopping: unless this validation is the best
             validate = is_last or step % recipe.validate_every == 0
             if not (validate or stopping or step % recipe.checkpoint_every == 0):
                 continue
@@ -230,13 +230,13 @@ def train_loop(
 def is_finished(recipe: Recipe, step: int, best: dict[str, Any]) -> bool:
     """Return whether a run ends after a step, because it is the last step or because of early stopping.
 
-    Early stopping counts the validations since the best one. It depends on checkpointed values only, so that a resumed
-    run ends at the same step.
+    Early stopping counts the validations since the best validation. It depends on checkpointed values only, so that a
+    resumed run ends at the same step.
 
     Args:
         recipe: the settings of the run.
         step: number of finished steps.
-        best: step and mean IoU of the best validation so far; empty before the first one.
+        best: step and mean IoU of the best validation so far; empty before the first validation.
     """
     if recipe.early_stopping is None or not best or step % recipe.validate_every:
         return step >= recipe.steps

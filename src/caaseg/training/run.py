@@ -75,7 +75,7 @@ def train(
         recipe = recipe.starting_from(str(init_from))
     if recipe.init_from is not None:
         if model is not None:
-            raise CaasegError(f"init_from is {recipe.init_from}, but a model of your own is given; leave out one")
+            raise CaasegError(f"init_from is {recipe.init_from}, but the argument model is set too; omit one of them")
         recipe = adopt_architecture(recipe, _initial_architecture(recipe.init_from, run, resume))
     check_loggers(recipe.loggers)
     processes = resolve_processes(device, devices)

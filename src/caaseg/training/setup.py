@@ -45,7 +45,7 @@ def resolve_processes(device: str, devices: int) -> Processes:
     """Return device and number of processes: set by torchrun or SLURM if they started this process, or as requested.
 
     Args:
-        device: auto, cpu, cuda, cuda:INDEX or mps; auto is a GPU if there is one.
+        device: auto, cpu, cuda, cuda:INDEX or mps; auto uses a GPU if there is any.
         devices: number of processes on this machine, one per GPU.
     """
     if devices < 1:
@@ -225,7 +225,7 @@ def copy_weights(source: Segmenter, target: Segmenter, name: str) -> None:
     new = "all weights are loaded"
     if not same:
         weights |= {key: tensor for key, tensor in ours.items() if key.startswith(CLASSIFIERS) and key in weights}
-        new = f"the classifiers are new, because its {theirs.num_classes} classes are not those of the dataset"
+        new = f"the classifiers are new, because its {theirs.num_classes} classes are not the classes of the dataset"
     check_same_architecture(target, weights, theirs.as_dict(), name)
     target.load_state_dict(weights)
     loaded = f"backbone {theirs.backbone} and head {theirs.head} at output stride {theirs.output_stride}"

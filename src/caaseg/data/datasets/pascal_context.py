@@ -98,7 +98,7 @@ class Regions(NamedTuple):
     source: Path  # for messages: the JSON file / the name of the image
     height: int
     width: int
-    regions: list[tuple[int, str | list[int]]]  # stored id and run lengths; later regions cover earlier ones
+    regions: list[tuple[int, str | list[int]]]  # stored id and run lengths; later regions cover earlier regions
 
 
 def _from_json(root: Path, path: Path) -> ConversionJob:

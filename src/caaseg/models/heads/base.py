@@ -1,7 +1,7 @@
 """Base class of all heads, and the layers that most of them share.
 
-A head turns the backbone's coarse feature map into the feature map that is classified per pixel. To add one, subclass
-`Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
+A head turns the backbone's coarse feature map into the feature map that is classified per pixel. To add a head,
+subclass `Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
 """
 
 from abc import ABC, abstractmethod
