@@ -64,7 +64,7 @@ def hash_files(*paths: Path) -> str:
 def lock_name(directory: Path, name: str, *, wait: bool) -> Iterator[bool]:
     """Hold a lock on a name among all processes that use a directory. Yields False if another process holds it.
 
-    The operating system releases the lock of a killed process; its empty lock file is deleted with the next use.
+    The operating system releases the lock of a killed process; the next use of the lock deletes its empty lock file.
 
     Args:
         directory: an existing directory, for the lock file.

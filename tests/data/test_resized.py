@@ -33,7 +33,7 @@ def test_large_images_and_labels_are_resized_to_the_short_side(tmp_path: Path) -
     assert resized[2].image.equal(dataset[2].image)
 
 
-def test_short_sides_of_a_dataset_and_of_joined_splits(tmp_path: Path) -> None:
+def test_short_sides_are_those_of_all_images_also_of_joined_splits(tmp_path: Path) -> None:
     write_folder(tmp_path)
     trees.write_lines(tmp_path / "train.txt", ["0", "1"])
     trees.write_lines(tmp_path / "val.txt", ["2", "3"])

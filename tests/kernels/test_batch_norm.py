@@ -167,7 +167,7 @@ def test_evaluation_equals_the_plain_module() -> None:
     assert torch.equal(fused.running_mean, before)  # type: ignore[arg-type]
 
 
-def test_maps_that_are_not_channels_last_use_torch() -> None:
+def test_maps_that_are_not_channels_last_are_normalized_by_torch() -> None:
     norm = random_norm(6)
     fused = copy.deepcopy(norm)
     convert_batch_norm(fused, relu=True)

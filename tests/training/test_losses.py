@@ -134,7 +134,7 @@ def test_losses_of_auxiliary_classifier_and_branches_are_weighted() -> None:
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_log_weights_prefer_rare_classes_and_keep_the_size_of_the_loss() -> None:
+def test_log_weights_are_larger_for_rare_classes_and_have_mean_1_over_the_pixels() -> None:
     counts = torch.tensor([900, 90, 10, 0])
     weights = log_class_weights(counts).double()
     frequency = counts.double() / 1000

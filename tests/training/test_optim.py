@@ -30,7 +30,7 @@ def test_the_warm_up_rises_to_the_schedule() -> None:
 
 
 @pytest.mark.parametrize("warmup", [10, 11, 1000])
-def test_a_warm_up_as_long_as_the_run_takes_a_tenth_of_it(warmup: int) -> None:
+def test_a_warm_up_as_long_as_the_run_is_shortened_to_a_tenth_of_the_run(warmup: int) -> None:
     plain, warm = OptimizerRecipe(lr=0.1), OptimizerRecipe(lr=0.1, warmup_steps=warmup)
     factors = [learning_rate(step, 10, warm) / learning_rate(step, 10, plain) for step in range(10)]
     assert factors == pytest.approx([0.5, *[1.0] * 9])

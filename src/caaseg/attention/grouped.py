@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper: build the weighted terms, gate them, then sum them.
 
-This is the reference, also for the paper's figure of time against number of groups. The factorised form in
-`channelized.py` gives the same numbers without building the terms.
+This is the reference implementation. Benchmarks use it to repeat the paper's figure of time against number of groups.
+The factorised form in `channelized.py` gives the same numbers without building the terms.
 
 Shapes: N batch, S lines, L positions on a line, C channels, G groups.
 """
