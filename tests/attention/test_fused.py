@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 DEVICE = "cpu" if INTERPRETED else "cuda"
 
 # Largest error against float64, in multiples of the error of the factorised form. With the few draws that the slow
-# interpreter allows, random variation gives 1.7. It also truncates bfloat16 where a GPU rounds.
+# interpreter allows, random variation gives 1.7. The interpreter also truncates bfloat16 where a GPU rounds.
 LIMITS = {
     torch.float32: 2.0 if INTERPRETED else 1.5,
     torch.float16: 2.0 if INTERPRETED else 1.5,
@@ -103,7 +103,7 @@ def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple
 
 
 def assert_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
-    # Over many elements: with few, the other form may be exact by chance.
+    # Errors over many elements: with few elements, the factorised form may be exact by chance.
     squares, batch = [], max(1, min(16, 64 // (size[0] * size[1])))
     for _ in range(DRAWS):
         problem = draw(size, dtype, batch=batch)

@@ -77,7 +77,7 @@ def test_an_image_larger_than_a_block_is_cached() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_same_with_the_files_gone(workers: int, tmp_path: Path) -> None:
+def test_cached_batches_are_the_same_after_the_files_are_deleted(workers: int, tmp_path: Path) -> None:
     trees.camvid(tmp_path)
 
     def batches(dataset: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -121,7 +121,7 @@ def test_a_process_that_receives_the_cache_shares_its_memory(start_method: str) 
     assert [int(cached[index].image[0, 0, 0]) for index in range(5)] == [77] * 5
 
 
-def test_a_bad_file_is_reported_when_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_file_is_reported_when_its_sample_is_requested(caplog: pytest.LogCaptureFixture) -> None:
     noise = Noise(10, bad={4})
     cached = CachedDataset(noise)
     assert_same(cached[5], noise[5])

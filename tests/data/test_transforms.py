@@ -60,7 +60,7 @@ def filtering(length: int, start: int, out: int, scale: float) -> NDArray[np.flo
     right=positions,
     seed=seeds,
 )
-def test_augmentation_is_the_scaled_image_cropped(
+def test_augmentation_equals_scaling_the_image_and_then_cropping_it(
     height: int, width: int, crop: tuple[int, int], scale: int, down: float, right: float, seed: int
 ) -> None:
     sample = noise(height, width, seed)
@@ -155,7 +155,7 @@ def test_augmentation_does_not_change_its_source(scale: int, flip: bool, brightn
         assert torch.equal(sample.label, unchanged.label)
 
 
-def test_draws_follow_the_settings() -> None:
+def test_random_parameters_follow_the_settings() -> None:
     def draws(**options: Any) -> list[AugmentationParams]:
         augmentation = Augmentation(crop=(8, 8), **options)
         return [draw_params(augmentation, np.random.default_rng(seed)) for seed in range(2000)]
@@ -195,8 +195,8 @@ def test_draws_follow_the_settings() -> None:
     assert 19 < max(params.rotation for params in changed) <= 20
 
 
-def test_draws_of_a_seed_do_not_change_between_versions() -> None:
-    """Otherwise a run that was started with an earlier version would resume with other samples."""
+def test_random_parameters_of_a_seed_do_not_change_between_versions() -> None:
+    """If they did, a run that was started with an earlier version would resume with other samples."""
     augmentation = Augmentation(crop=(8, 8), brightness=32, contrast=0.4, saturation=0.2)
     scale, down, right, flip, bright, brightness, contrast, saturation = np.random.default_rng(5).random(8)
     params = draw_params(augmentation, np.random.default_rng(5))
@@ -251,7 +251,7 @@ def test_hue_rotates_colors_around_gray_and_grayscale_removes_them() -> None:
     assert torch.equal(gray[0], gray[2])
 
 
-def test_a_sample_depends_on_its_generator_alone() -> None:
+def test_an_augmented_sample_depends_only_on_its_generator() -> None:
     sample, augmentation = noise(40, 50, seed=0), Augmentation(crop=(32, 32), brightness=32)
     first, again, other = (
         augment(sample, draw_params(augmentation, np.random.default_rng(seed)), augmentation.crop) for seed in (1, 1, 2)
@@ -290,7 +290,7 @@ def test_padding_keeps_the_image_and_ignores_the_rest() -> None:
         pad(sample, (5, 3))
 
 
-def test_normalization_is_that_of_imagenet() -> None:
+def test_normalization_uses_the_mean_and_std_of_imagenet() -> None:
     images = torch.stack([noise(3, 4, seed).image for seed in (0, 1)])
     mean, std = (
         torch.tensor(values, dtype=torch.float64).view(3, 1, 1)

@@ -72,7 +72,7 @@ def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: 
     assert fine.shape == (1, 256, 129, 129)
 
 
-def test_the_authors_variant_with_the_dilation_of_timm_is_that_of_earlier_versions() -> None:
+def test_the_authors_variant_with_timm_dilation_equals_the_variant_of_earlier_versions() -> None:
     with torch.device("meta"):
         backbone = TimmBackbone("resnet50", output_stride=8, variant="authors", dilation="timm")
     net = backbone.net
@@ -132,7 +132,7 @@ STAGED = {
     "test_resnet": {2: 48, 3: 192, 4: 96},
     "test_efficientnet": {2: 32, 3: 48, 4: 64},
     "mobilenetv3_small_100": {2: 24, 3: 48, 4: 576},
-    "convnext_atto": {2: 80, 3: 160, 4: 320},  # its first feature is of stride 4, those of the others of stride 2
+    "convnext_atto": {2: 80, 3: 160, 4: 320},  # its first feature map has stride 4, that of the others stride 2
 }
 
 
@@ -145,7 +145,7 @@ STAGED = {
         pytest.param("convnext_atto", marks=pytest.mark.slow),
     ],
 )
-def test_stages_after_the_last_one_used_are_not_built(name: str) -> None:
+def test_unused_stages_are_not_built(name: str) -> None:
     with torch.device("meta"):
         whole = TimmBackbone(name, output_stride=8)
         for stages, channels in STAGED[name].items():
@@ -157,7 +157,7 @@ def test_stages_after_the_last_one_used_are_not_built(name: str) -> None:
                 assert fine is not None
                 assert fine.shape[2:] == (16, 24)
                 coarse.sum().backward()
-                assert all(weight.grad is not None for weight in backbone.parameters())  # none is idle
+                assert all(weight.grad is not None for weight in backbone.parameters())  # every weight is used
                 names = set(backbone.state_dict())
                 assert names <= set(whole.state_dict())
                 assert (names == set(whole.state_dict())) == (stages == 4)
@@ -202,7 +202,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: Ti
         ),
         (
             {"name": "test_efficientnet", "multi_grid": (1, 2, 4)},
-            "backbone test_efficientnet is not a plain ResNet, which multi_grid needs; leave it out",
+            "backbone test_efficientnet is not a plain ResNet, which multi_grid needs; use a ResNet, or leave out",
         ),
         (
             {"name": "resnet18", "multi_grid": (1, 2, 4)},
@@ -214,7 +214,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: Ti
         ),
         (
             {"name": "resnet18", "top_features": True},
-            "backbone resnet18 is not an EfficientNet, which top_features needs; leave it out",
+            "backbone resnet18 is not an EfficientNet, which top_features needs; use an EfficientNet, or leave out",
         ),
         (
             {"name": "mobilenetv2_100", "variant": "authors"},
@@ -228,7 +228,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: Ti
         ),
     ],
 )
-def test_errors_name_the_unsupported_option_and_the_supported_ones(options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_unsupported_option_and_the_alternatives(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         TimmBackbone(**options, output_stride=16)
 
@@ -328,7 +328,7 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(resnet18: Timm
     assert all(torch.equal(before[key], value) for key, value in backbone.state_dict().items())
 
 
-def test_standard_weights_do_not_fit_the_authors_variant_and_all_leftovers_are_listed(
+def test_standard_weights_do_not_fit_the_authors_variant_and_unexpected_tensors_are_listed(
     resnet18: TimmBackbone, tmp_path: Path
 ) -> None:
     save_file(dict(resnet18.net.state_dict()), tmp_path / "w.safetensors")

@@ -178,7 +178,7 @@ def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.Capture
     assert main([*words, "--scales", "0.5"]) == 2
     error = capsys.readouterr().err
     assert "but not on test at [0.5], and" in error
-    assert "has no model any more; use a protocol that it has, or delete the file to train it again" in error
+    assert "has no model any more; use one of its protocols, or delete the file to train it again" in error
 
 
 def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:

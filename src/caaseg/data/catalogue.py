@@ -33,7 +33,7 @@ def find(name: str) -> DatasetInfo:
 
 
 def splits(name: str, root: Path) -> tuple[str, ...]:
-    """Return the splits of a dataset; those of a folder depend on its content."""
+    """Return the names of the splits of a dataset; the splits of a folder depend on its content."""
     info = find(name)
     return info.splits(root) if info.splits else tuple(info.counts)
 
@@ -44,7 +44,7 @@ def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> Se
     Args:
         name: name in the catalogue.
         root: directory of its files; None for datasets without files.
-        split: train, val or test, as the dataset has them, or several joined with +, such as train+val.
+        split: name of a split of the dataset, such as train, or several joined with +, such as train+val.
         options: further arguments of the dataset's class.
     """
     if "+" in split:

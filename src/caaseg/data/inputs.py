@@ -14,7 +14,7 @@ from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 class InputImage(NamedTuple):
     """An image file to predict."""
 
-    path: Path  # as given, or below the given directory
+    path: Path  # one of the inputs, or a path below an input directory
     name: Path  # unique name of its results: the path relative to the common directory of all inputs
 
 
@@ -22,7 +22,7 @@ class Inputs(NamedTuple):
     """Images found for all inputs."""
 
     images: list[InputImage]
-    errors: list[str]  # one message per input or directory without result
+    errors: list[str]  # one message per input without images, and per directory that cannot be listed
     skipped: int  # number of files in directories without an image suffix
 
 
@@ -36,17 +36,18 @@ def find_images(inputs: Sequence[str], *, exclude: Sequence[Path] = ()) -> Input
         inputs: file names, directories and patterns; the name of an existing file is never treated as a pattern.
         exclude: directories to skip, such as output directories.
     """
-    found: dict[str, Path] = {}  # by absolute path, so that an image given twice is listed once
+    found: dict[str, Path] = {}  # by absolute path, so that an image named twice is listed once
     bases: list[str] = []
     errors: list[str] = []
     others: set[str] = set()
     for text in inputs:
-        given = Path(text)
+        input_path = Path(text)
         is_pattern = glob.has_magic(text) and not os.path.lexists(text)
-        base = _before_pattern(given) if is_pattern else given if given.is_dir() else given.parent
+        directory = input_path if input_path.is_dir() else input_path.parent
+        base = _before_pattern(input_path) if is_pattern else directory
         bases.append(_absolute(base))
         files: list[Path] = []
-        for path in sorted(base.glob(str(given.relative_to(base)))) if is_pattern else [given]:
+        for path in sorted(base.glob(str(input_path.relative_to(base)))) if is_pattern else [input_path]:
             if path.is_dir():
                 below = list(_walk(path, exclude, errors))
                 files += [file for file in below if file.suffix.lower() in IMAGE_SUFFIXES]

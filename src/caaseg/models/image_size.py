@@ -1,4 +1,4 @@
-"""Size at which a model predicts an image: the size of its training images, unless another one is requested."""
+"""Size at which a model predicts an image: the size of its training images, unless the user requests another size."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -51,7 +51,7 @@ def with_short_side(size: Size, length: int) -> Size:
 
 
 def check_image_size(setting: object) -> None:
-    """Raise CaasegError if a value is no image size."""
+    """Raise CaasegError if a value is not a valid image size."""
     sides = (setting, setting) if isinstance(setting, int) else setting
     is_size = isinstance(sides, tuple) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
     if setting not in ("auto", "native") and not is_size:

@@ -78,7 +78,7 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         repo_id: str | None = None,
         **push_to_hub_kwargs: Any,
     ) -> str | None:
-        """Save weights, config and model card, all or none, to a directory that `load_model` reads.
+        """Save weights, config and model card to a directory that `load_model` reads. A failed save changes no file.
 
         Args:
             save_directory: the directory; a model in it is replaced.
@@ -107,6 +107,7 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         return str(self.push_to_hub(repo_id or directory.name, model_card_kwargs=card_kwargs, **push_to_hub_kwargs))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """Return the model card: architecture, classes and training. Called by `save_pretrained`."""
         backbone: Any = self.backbone  # type: ignore[attr-defined]
         classes = [" ".join(name.split()).replace("|", "\\|") for name in self.config.classes or ()]
         values = {"config": self.config, "classes": classes, "mean": backbone.mean, "std": backbone.std}
@@ -114,6 +115,12 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, num_classes: int | None = None) -> "Segmenter":  # type: ignore[override]
+        """Load a model in evaluation mode; see `load_model`.
+
+        Args:
+            source: a model directory, a run directory, the name of a shipped model, or hf://owner/name.
+            num_classes: for fine-tuning on other classes; the classifiers are then initialized anew.
+        """
         return load_model(source, num_classes=num_classes)
 
 
@@ -152,7 +159,7 @@ def load_model(
         )
     if backbone is None and ":" in config.backbone:
         raise CaasegError(
-            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass one: "
+            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass a module: "
             "load_model(..., backbone=module)"
         )
     kind = resolve_head(config.head if head is None else head)

@@ -14,7 +14,7 @@ from caaseg.drawing.panels import Row, draw_panels, label_panel
 
 
 def model_names(sources: Sequence[str], configs: Sequence[ModelConfig]) -> list[str]:
-    """Return distinct names: head, head and backbone, directory name, or path, whichever suffices first."""
+    """Return distinct names: the head, the head and backbone, the directory name or the path, as short as possible."""
     heads, backbones = {config.head for config in configs}, {config.backbone for config in configs}
     by_config = [f"{config.head}, {config.backbone}" for config in configs]
     if len(backbones) == 1 and len(heads) == len(configs):

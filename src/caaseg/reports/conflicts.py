@@ -23,7 +23,7 @@ LOST: Color = (225, 45, 60)
 WON: Color = (20, 120, 165)
 DISAGREE: Color = (246, 205, 115)
 CHANNELS = 32  # channels drawn per gate
-MIN_RANGE = 0.001  # of the gate color scale; smaller variations are drawn as constant
+MIN_RANGE = 0.001  # smallest range of the gate color scale, so that tiny variations have almost no color
 MAX_RANKED = 20  # images in the ranking of the page
 
 PAGE, FIGURE, GATES = "conflicts.html", "conflicts.png", "gates.png"

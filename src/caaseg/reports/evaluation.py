@@ -31,7 +31,7 @@ ABSENT = (
 )
 RED: Color = (225, 45, 60)
 HEAT: Color = (42, 140, 196)  # visible on white and on black
-MAX_TABLE_CLASSES = 24  # up to here, the confusion matrix is a table with numbers, above a heat map
+MAX_TABLE_CLASSES = 24  # with more classes, the confusion matrix is a heat map instead of a table of numbers
 MAX_CONFUSIONS = 20
 
 

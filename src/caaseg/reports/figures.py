@@ -78,7 +78,7 @@ def _draw_size(
 
 
 def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
-    """Draw time and memory per image against image size, one line per model. Sizes without memory are missing."""
+    """Draw time and memory per image against image size, one line per model, without sizes that ran out of memory."""
     panels: tuple[tuple[str, Callable[[ModelCost], float | None]], ...] = (
         ("inference, ms per image", lambda c: _milliseconds(c.inference_images_per_second)),
         ("training, ms per image", lambda c: _milliseconds(c.training_images_per_second)),
