@@ -95,6 +95,7 @@ def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Pat
         labels = values(place / f"out/labels/{name}.png")
         assert np.array_equal(labels, expected.argmax(0).numpy())
         assert len(np.unique(labels)) > 1
+        assert np.array_equal(labels, network.predict(source).labels)
         with Image.open(place / f"out/labels/{name}.png") as opened:
             assert opened.getpalette()[: 3 * CLASSES] == [v for c in distinct_colors(CLASSES) for v in c]  # type: ignore[index]
         with Image.open(place / f"out/overlays/{name}.jpg") as opened:

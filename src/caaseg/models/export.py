@@ -100,6 +100,7 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
         "classes": config.classes,
         "palette": config.palette,
         "short_sides": config.short_sides,
+        "min_size": config.min_size,
         "mean": model.backbone.mean,
         "std": model.backbone.std,
         "head": config.head,
