@@ -12,10 +12,12 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 import caaseg
+from caaseg.cli import main
 from caaseg.data.transforms import GRAY
 from caaseg.errors import CaasegError
 from caaseg.models.inference import load_for_inference
 from caaseg.models.onnx import OnnxModel, onnx_files
+from tests.training.small import images_and_masks
 
 
 def write_model(
@@ -94,3 +96,14 @@ def test_images_are_resized_and_padded_as_the_metadata_say(tmp_path: Path) -> No
     (images,) = seen
     assert images.shape == (1, 3, 32, 40)
     assert images[0, 0, :, 0].tolist() == [200.0] * 20 + [float(GRAY)] * 12
+
+
+def test_evaluate_scores_an_exported_model(tmp_path: Path) -> None:
+    images_and_masks(tmp_path / "data", number=2)
+    (tmp_path / "data/classes.yaml").write_text("classes: [background, thing, other]\n")
+    write_model(tmp_path / "m.onnx")  # equal logits: all pixels get the first class
+    words = ["--dataset", "folder", "--root", str(tmp_path / "data"), "--split", "train+val", "--workers", "0"]
+    assert main(["evaluate", str(tmp_path / "m.onnx"), *words, "--json", str(tmp_path / "scores.json")]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    things = 2 * 20 * 25
+    assert scores["confusion"] == [[48 * 64 + 49 * 64 - things, 0, 0], [things, 0, 0], [0, 0, 0]]

@@ -13,7 +13,7 @@ import caaseg
 from caaseg.data.importers import import_labels
 from caaseg.errors import CaasegError
 from caaseg.models.result import ImageInput
-from tests.small_models import small_model
+from tests.small_models import small_model, varied_model
 
 CLASSES = ("sky", "road", "car")
 
@@ -97,6 +97,19 @@ def test_saved_files_hold_the_labels_and_are_never_overwritten(
         assert opened.size == (50, 40)
     with pytest.raises(CaasegError, match=r"image_labels\.png: already exists"):
         result.save(tmp_path / "out")
+
+
+def test_labels_are_saved_with_the_values_of_the_training_masks(pixels: np.ndarray, tmp_path: Path) -> None:
+    model = varied_model(2, mask_values=(0, 255))
+    result = model.predict(pixels)
+    labels, _ = result.save(tmp_path / "out", source_values=True)
+    found = np.array(Image.open(labels))
+    assert set(np.unique(found)) == {0, 255}
+    assert np.array_equal(found, 255 * result.labels)
+    unknown = varied_model(2).predict(pixels)
+    with pytest.raises(CaasegError, match=r"source_values is True, but the values of .* are unknown"):
+        unknown.save(tmp_path / "other", source_values=True)
+    assert not (tmp_path / "other").exists()
 
 
 def test_coco_json_imports_to_the_same_labels(model: caaseg.Segmenter, pixels: np.ndarray, tmp_path: Path) -> None:

@@ -76,6 +76,7 @@ class ConcatSplits(ConcatDataset[Sample]):
                     "expected the same classes in the same order"
                 )
         self.palette: tuple[Color, ...] = getattr(datasets[0], "palette", None) or distinct_colors(len(self.classes))
+        self.mask_values = getattr(datasets[0], "mask_values", None)  # of the dataset folder
 
 
 def with_palette(dataset: SegmentationDataset) -> SegmentationDataset:

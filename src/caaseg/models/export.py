@@ -99,6 +99,7 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
         "num_classes": config.num_classes,
         "classes": config.classes,
         "palette": config.palette,
+        "mask_values": config.mask_values,
         "short_sides": config.short_sides,
         "min_size": config.min_size,
         "mean": model.backbone.mean,

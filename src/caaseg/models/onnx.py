@@ -40,8 +40,8 @@ class OnnxModel(Predictable):
             about: dict[str, Any] = json.loads(described["caaseg"])
             values = {key: about[key] for key in ("num_classes", "classes", "palette")}
             # The architecture is not stored: its fields have default values.
-            sizes = {key: about.get(key) for key in ("short_sides", "min_size")}  # not in files of earlier versions
-            self.config = config = ModelConfig.read(values | sizes)
+            others = {key: about.get(key) for key in ("mask_values", "short_sides", "min_size")}  # may be missing
+            self.config = config = ModelConfig.read(values | others)
         except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise CaasegError(
                 f"{path}: an ONNX model without the metadata of caaseg export ({error}); export the model again"

@@ -164,7 +164,7 @@ def load_model(
     except (ValueError, RuntimeError, TypeError) as error:
         raise CaasegError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
-        config = config.replace(num_classes=num_classes, classes=None, palette=None)
+        config = config.replace(num_classes=num_classes, classes=None, palette=None, mask_values=None)
     model = Segmenter(config, head=kind, backbone=backbone)
     trained = len(tensors["classifier.weight"])
     if config.num_classes != trained:

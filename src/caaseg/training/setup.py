@@ -195,7 +195,8 @@ def build_model(
     torch.manual_seed(recipe.seed)
     architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
     classes = {"num_classes": len(data.classes), "classes": tuple(data.classes), "palette": tuple(data.palette)}
-    config = ModelConfig.read(architecture | classes | {"short_sides": sides})
+    values = getattr(data, "mask_values", None)
+    config = ModelConfig.read(architecture | classes | {"mask_values": values, "short_sides": sides})
     pretrained = recipe.model.pretrained
     model = Segmenter(config, hub_weights=pretrained is True and other is None)
     if other is not None:
