@@ -162,6 +162,8 @@ class ModelConfig(Architecture):
     short_sides: tuple[Count, Count, Count] | None = None
     """Smallest, median and largest short side of the training images; photos outside this range are resized to the
     median before prediction."""
+    license: str | None = None
+    """License of the weights, such as CC-BY-NC-4.0; models that start from these weights have it too."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

@@ -121,8 +121,11 @@ def test_coco_json_imports_to_the_same_labels(model: caaseg.Segmenter, pixels: n
     assert np.array_equal(np.array(Image.open(tmp_path / "data/masks/image.png")), result.labels)
 
 
-def test_the_shipped_model_is_found_by_its_name() -> None:
+def test_the_shipped_model_is_found_by_its_name_and_names_its_license(caplog: pytest.LogCaptureFixture) -> None:
     model = caaseg.load_model("camvid")
+    assert isinstance(model, caaseg.Segmenter)
+    assert "camvid: the license of its weights is CC-BY-NC-4.0; see " in caplog.text
+    assert "CC-BY-NC-4.0" in str(model.generate_model_card())
     assert model.config.short_sides == (360, 360, 360)
     result = model.predict(Image.new("RGB", (96, 72), (90, 120, 160)), size="native")
     assert result.labels.shape == (72, 96)

@@ -102,6 +102,7 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
         "mask_values": config.mask_values,
         "short_sides": config.short_sides,
         "min_size": config.min_size,
+        "license": config.license,
         "mean": model.backbone.mean,
         "std": model.backbone.std,
         "head": config.head,

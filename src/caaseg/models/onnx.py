@@ -40,7 +40,8 @@ class OnnxModel(Predictable):
             about: dict[str, Any] = json.loads(described["caaseg"])
             values = {key: about[key] for key in ("num_classes", "classes", "palette")}
             # The architecture is not stored: its fields have default values.
-            others = {key: about.get(key) for key in ("mask_values", "short_sides", "min_size")}  # may be missing
+            optional = ("mask_values", "short_sides", "min_size", "license")
+            others = {key: about.get(key) for key in optional}
             self.config = config = ModelConfig.read(values | others)
         except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise CaasegError(

@@ -1,6 +1,7 @@
 """Saved models: a directory with model.safetensors, config.json and a model card, on disk or on the hub."""
 
 import json
+import logging
 import re
 import shutil
 import warnings
@@ -21,6 +22,8 @@ from caaseg.models.weights import check_finite, check_fits, read_tensors
 if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
+
+logger = logging.getLogger(__name__)
 
 HUB = "hf://"
 SHIPPED = Path(__file__).parent.parent / "shipped"
@@ -58,6 +61,12 @@ prediction = model(images)  # images normalized with mean {{ mean }} and standar
 | {{ loop.index0 }} | {{ name }} |{% if config.palette %} {{ config.palette[loop.index0] | join(", ") }} |{% endif %}
 {% endfor %}
 {%- endif %}
+{% if config.license -%}
+## License
+
+The license of these weights, and of the weights they were trained from, is {{ config.license }}.
+
+{% endif -%}
 ## Training
 
 {{ training | default("Not recorded: the model was saved outside a training run.", true) }}
@@ -179,6 +188,8 @@ def load_model(
     converted = {name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}
     check_finite(converted, str(weights), "use another checkpoint, or train again with a lower learning rate")
     model.load_state_dict(converted, assign=True)
+    if directory.parent == SHIPPED and config.license is not None:
+        logger.warning("%s: the license of its weights is %s; see %s", source, config.license, directory / CARD_FILE)
     return model.eval()
 
 
