@@ -36,7 +36,8 @@ def predict(
     torchrun, share the images. A file that cannot be read is reported at the end, and the exit code is 2.
 
     Args:
-        model: a run, a model directory, hf://owner/name, or an .onnx file of caaseg export.
+        model: a run, a model directory, a shipped model such as camvid, hf://owner/name, or an .onnx file of caaseg
+            export.
         inputs: images, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
         out: directory for the results of one model and one set of options.
         size: size at which images are predicted: auto (that of the training images), native (their own), the length of

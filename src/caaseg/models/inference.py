@@ -15,7 +15,7 @@ from caaseg.files import hash_files
 from caaseg.models.cuda_graphs import CapturedModel
 from caaseg.models.folding import compile_for_inference, fold_batch_norm
 from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel, onnx_files
-from caaseg.models.saving import load_model
+from caaseg.models.saving import load_model, log_license
 from caaseg.models.segmenter import Segmenter, with_output_stride
 
 
@@ -95,6 +95,7 @@ def load_for_inference(
             exported, exported.num_classes, exported.classes, palette, digest, source, mask_values=values
         )
     model = load_model(source)
+    log_license(source, model.config)
     if output_stride is not None:
         model = with_output_stride(model, output_stride)
     config = model.config

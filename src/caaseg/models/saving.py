@@ -188,8 +188,6 @@ def load_model(
     converted = {name: tensor.to(dtypes[name], copy=True) for name, tensor in tensors.items()}
     check_finite(converted, str(weights), "use another checkpoint, or train again with a lower learning rate")
     model.load_state_dict(converted, assign=True)
-    if directory.parent == SHIPPED and config.license is not None:
-        logger.warning("%s: the license of its weights is %s; see %s", source, config.license, directory / CARD_FILE)
     return model.eval()
 
 
@@ -235,6 +233,13 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         raise CaasegError(
             f"{source}: cannot be downloaded from the hub ({reason}); check the name and the network"
         ) from error
+
+
+def log_license(source: str | Path, config: ModelConfig) -> None:
+    """Log the license of a shipped model."""
+    if config.license is not None and str(source) in shipped_models():
+        card = SHIPPED / str(source) / CARD_FILE
+        logger.warning("%s: the license of its weights is %s; see %s", source, config.license, card)
 
 
 def shipped_models() -> list[str]:
