@@ -62,6 +62,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Color = tuple[Byte, Byte, Byte]
+MaskValue = Annotated[int, Field(strict=True, ge=0, lt=65_536)]
+MaskValues = tuple[MaskValue, ...] | tuple[Color, ...]
 Side = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Size = Annotated[tuple[Side, Side], BeforeValidator(_split_size)]
 
@@ -155,13 +157,17 @@ class ModelConfig(Architecture):
     """Names of the classes."""
     palette: tuple[Color, ...] | None = None
     """RGB colors of the classes."""
+    mask_values: MaskValues | None = None
+    """Value or color of each class in the masks of the dataset folder that the model was trained on."""
     short_sides: tuple[Count, Count, Count] | None = None
     """Smallest, median and largest short side of the training images; photos outside this range are resized to the
     median before prediction."""
+    license: str | None = None
+    """License of the weights, such as CC-BY-NC-4.0; models that start from these weights have it too."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("classes", "palette"):
+        for name in ("classes", "palette", "mask_values"):
             entries = getattr(self, name)
             if entries is not None and len(entries) != self.num_classes:
                 raise ValueError(f"{name} has {len(entries)} entries, but num_classes is {self.num_classes}")

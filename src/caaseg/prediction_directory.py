@@ -189,9 +189,7 @@ class PredictionDirectory:
         return [f"{key} {json.dumps(then)}, not {json.dumps(self.made_by[key])}" for key, then in different.items()]
 
     def _refuse(self, different: list[str]) -> NoReturn:
-        raise CaasegError(
-            f"{self.path}: has predictions with {' and with '.join(different)}; {ADVICE}, or delete that directory"
-        )
+        raise CaasegError(f"{self.path}: has predictions with {' and with '.join(different)}; {ADVICE}")
 
     def _write(self, name: Path, metadata: Metadata) -> None:
         path = self.path / output_paths(name).metadata

@@ -4,11 +4,13 @@ Results have the size of the image after its EXIF rotation. An image is skipped 
 shows that neither its file nor its results changed since its prediction.
 """
 
+import ctypes
 import errno
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,14 @@ import torch.distributed as dist
 from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import InputImage
 from caaseg.data.sample import BadFileError
-from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, save_labels, save_overlay
+from caaseg.drawing.label_files import (
+    ProbabilityFile,
+    exceeds_jpeg_limit,
+    save_labels,
+    save_overlay,
+    save_source_values,
+)
+from caaseg.errors import CaasegError
 from caaseg.files import hash_files, lock_name
 from caaseg.models.image_size import ImageSize
 from caaseg.models.inference import LoadedModel, is_out_of_memory
@@ -64,6 +73,8 @@ class PredictOptions:
     size: ImageSize = "auto"
     average: Average = "logits"
     precision: Precision = "32"
+    source_values: bool = False
+    """Write labels with the values or colors of the training masks instead of class ids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +91,13 @@ class PredictTask:
     """Predict tiled images again with a shifted grid of windows, and report the share of pixels that change."""
     max_pixels: int = MAX_PIXELS
     """Larger images are rejected."""
+
+    def __post_init__(self) -> None:
+        if self.options.source_values and self.model.mask_values is None:
+            raise CaasegError(
+                f"{self.model.source}: the values of its training masks are unknown, because it was not trained on the "
+                "dataset folder; leave out --source-values"
+            )
 
     def predictor(self) -> Predictor:
         """Return the predictor of an image, or of a window of it."""
@@ -131,6 +149,7 @@ def predict_images(
                 if locked:
                     outcomes.append(_predict_or_explain(task, predictor, directory, image))
                     progress("images", len(outcomes), total)
+                    _release_memory()
                 else:
                     skipped.append(image)
         remaining = skipped
@@ -264,7 +283,10 @@ def _predict(
             disagreement = float((shifted.numpy() != labels).mean())
         metadata = replace(metadata, grids_compared=True, grid_disagreement=disagreement)
     save_overlay(pixels, labels, model.palette, task.out / overlay)
-    save_labels(labels, model.palette, task.out / paths.labels, json.dumps(origin))
+    if task.options.source_values and model.mask_values is not None:
+        save_source_values(labels, model.mask_values, task.out / paths.labels, json.dumps(origin))
+    else:
+        save_labels(labels, model.palette, task.out / paths.labels, json.dumps(origin))
     directory.finish(image.name, metadata)
     return ImageOutcome(
         image=str(image.path),
@@ -274,6 +296,13 @@ def _predict(
         grid_disagreement=disagreement,
         seconds=time.perf_counter() - start,
     )
+
+
+def _release_memory() -> None:
+    """Return freed memory to the operating system. glibc keeps it, in pieces that images of other sizes do not fit."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # other C libraries have no such function
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _hash_image(path: Path) -> str:

@@ -447,6 +447,8 @@ def test_a_run_that_starts_from_a_model_adopts_its_architecture_and_resumes_with
 ) -> None:
     first = small_recipe("--steps", "1", "--model.head", "fcn", "--model.decoder", "true")
     train(first, tmp_path / "first", device="cpu")
+    config = tmp_path / "first" / "model" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "license": "CC-BY-NC-4.0"}))
     arguments = [*TRAINING_ARGUMENTS, "--optimizer.lr", "0", "--steps", "2", "--checkpoint_every", "1"]
     recipe = load_recipe("scenes/caa_resnet18", [*arguments, "--init-from", str(tmp_path / "first")])
     with caplog.at_level(logging.WARNING):
@@ -457,6 +459,7 @@ def test_a_run_that_starts_from_a_model_adopts_its_architecture_and_resumes_with
     )
     saved = load_recipe(tmp_path / "second" / "recipe.yaml")
     assert (saved.init_from, saved.model) == (str(tmp_path / "first"), first.model)
+    assert "the license of these weights, CC-BY-NC-4.0, applies to the new model too" in caplog.text
     before, after = weights(tmp_path / "first"), weights(tmp_path / "second")
     assert torch.equal(before["classifier.weight"], after["classifier.weight"])
 
@@ -464,6 +467,7 @@ def test_a_run_that_starts_from_a_model_adopts_its_architecture_and_resumes_with
     (tmp_path / "second" / "checkpoints" / "step-00000002.pt").unlink()
     shutil.rmtree(tmp_path / "second" / "model")
     train(recipe, tmp_path / "second", device="cpu", resume="auto")
+    assert caaseg.load_model(tmp_path / "second").config.license == "CC-BY-NC-4.0"
     assert_identical(weights(tmp_path / "second"), after)
 
 

@@ -23,6 +23,7 @@ def predict(
     precision: Literal["32", "bf16"] = "32",
     compiled: bool = False,
     device: Device = "auto",
+    source_values: bool = False,
     probabilities: bool = False,
     compare_grids: bool = False,
     max_pixels: Count = 89_000_000,
@@ -35,7 +36,8 @@ def predict(
     torchrun, share the images. A file that cannot be read is reported at the end, and the exit code is 2.
 
     Args:
-        model: a run, a model directory, hf://owner/name, or an .onnx file of caaseg export.
+        model: a run, a model directory, a shipped model such as camvid, hf://owner/name, or an .onnx file of caaseg
+            export.
         inputs: images, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
         out: directory for the results of one model and one set of options.
         size: size at which images are predicted: auto (that of the training images), native (their own), the length of
@@ -50,6 +52,8 @@ def predict(
         precision: precision of the model.
         compiled: compile the model with torch.compile first; it takes about half a minute per image size.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
+        source_values: write labels with the values or colors of the masks in the dataset folder that the model was
+            trained on, such as 0 and 255, instead of class ids.
         probabilities: save probabilities too, as OUT/probabilities/NAME.npy, float16 of shape (height, width, classes).
         compare_grids: predict images that are divided into windows once more with shifted windows, and report the
             fraction of pixels that change their class.
@@ -69,7 +73,13 @@ def predict(
     check_directory(out, "--out")
     check_writable(json=json)
     options = predictions.PredictOptions(
-        size=size, scales=scales, flip=flip, window=window, average=average, precision=precision
+        size=size,
+        scales=scales,
+        flip=flip,
+        window=window,
+        average=average,
+        precision=precision,
+        source_values=source_values,
     )
     found = find_images(inputs, exclude=[out / name for name in OUTPUT_DIRECTORIES])
     console = console_for(json)

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from caaseg.config import Color, OutputStride
+from caaseg.config import Color, MaskValues, OutputStride
 from caaseg.data.labels import distinct_colors
 from caaseg.errors import CaasegError
 from caaseg.files import hash_files
 from caaseg.models.cuda_graphs import CapturedModel
 from caaseg.models.folding import compile_for_inference, fold_batch_norm
 from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel, onnx_files
-from caaseg.models.saving import load_model
+from caaseg.models.saving import load_model, log_license
 from caaseg.models.segmenter import Segmenter, with_output_stride
 
 
@@ -29,6 +29,7 @@ class LoadedModel(NamedTuple):
     digest: str  # SHA-256 of the settings and weights
     source: str = ""  # path or hub id, as passed by the caller
     output_stride: int | None = None  # None for an exported model
+    mask_values: MaskValues | None = None  # of the training masks, if known
 
 
 def prepare_for_inference(
@@ -89,8 +90,12 @@ def load_for_inference(
         exported = OnnxModel(Path(source), device=device)
         digest = hash_files(*onnx_files(Path(source)))
         palette = exported.palette or distinct_colors(exported.num_classes)
-        return LoadedModel(exported, exported.num_classes, exported.classes, palette, digest, source)
+        values = exported.config.mask_values
+        return LoadedModel(
+            exported, exported.num_classes, exported.classes, palette, digest, source, mask_values=values
+        )
     model = load_model(source)
+    log_license(source, model.config)
     if output_stride is not None:
         model = with_output_stride(model, output_stride)
     config = model.config
@@ -101,7 +106,7 @@ def load_for_inference(
     network = prepare_for_inference(model, device=device, compile=compile)
     palette = config.palette or distinct_colors(config.num_classes)
     digest, stride = hashed.hexdigest(), config.output_stride
-    return LoadedModel(network, config.num_classes, config.classes, palette, digest, source, stride)
+    return LoadedModel(network, config.num_classes, config.classes, palette, digest, source, stride, config.mask_values)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor, nn
 
-from caaseg.config import ModelConfig
+from caaseg.config import MaskValues, ModelConfig
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Color
-from caaseg.drawing.label_files import save_labels, save_overlay
+from caaseg.drawing.label_files import save_labels, save_overlay, save_source_values
 from caaseg.drawing.overlays import overlay
 from caaseg.errors import CaasegError
 from caaseg.models.predictor import Predictor, read_pixels
@@ -41,6 +41,8 @@ class Result:
     """Stem of the file, or "image"."""
     probabilities: NDArray[np.float32] | None = None
     """Class probabilities, (K, H, W); None if not requested."""
+    mask_values: MaskValues | None = None
+    """Value or color of each class in the training masks; None if unknown."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -91,8 +93,13 @@ class Result:
             "categories": [{"id": k, "name": name} for k, name in enumerate(self.classes)],
         }
 
-    def save(self, directory: str | Path) -> tuple[Path, Path]:
+    def save(self, directory: str | Path, *, source_values: bool = False) -> tuple[Path, Path]:
         """Write NAME_labels.png (class ids with a palette) and NAME_overlay.jpg. Existing files are an error.
+
+        Args:
+            directory: where to write them.
+            source_values: write the values or colors of the training masks, such as 0 and 255, instead of class ids.
+                Only models that were trained on the dataset folder know them.
 
         Returns:
             The paths of labels and overlay.
@@ -101,7 +108,16 @@ class Result:
         for path in paths:
             if path.exists():
                 raise CaasegError(f"{path}: already exists; choose another directory, or rename the file")
-        save_labels(self.labels, self.palette, paths[0], json.dumps({"classes": self.classes}))
+        note = json.dumps({"classes": self.classes})
+        if not source_values:
+            save_labels(self.labels, self.palette, paths[0], note)
+        elif self.mask_values is not None:
+            save_source_values(self.labels, self.mask_values, paths[0], note)
+        else:
+            raise CaasegError(
+                "source_values is True, but the values of the model's training masks are unknown, because it was not "
+                "trained on the dataset folder; leave it out"
+            )
         save_overlay(torch.from_numpy(self.image).permute(2, 0, 1), self.labels, self.palette, paths[1])
         return paths
 
@@ -132,6 +148,10 @@ class Predictable(nn.Module):
 
     config: ModelConfig
 
+    def for_inference(self) -> nn.Module:
+        """Return the network that `predict` runs."""
+        return self
+
     @overload
     def predict(self, images: ImageInput, *, probabilities: bool = False, **options: Any) -> Result: ...
     @overload
@@ -152,7 +172,7 @@ class Predictable(nn.Module):
         Returns:
             A Result at the size of the image; a list of results for a list, a generator for a generator.
         """
-        predictor = Predictor(self, **options)
+        predictor = Predictor(self.for_inference(), **options)
         if isinstance(images, Iterator):
             return (_predict(predictor, image, self.config, probabilities) for image in images)
         if isinstance(images, list | tuple):
@@ -180,6 +200,7 @@ def _predict(predictor: Predictor, image: Any, config: ModelConfig, probabilitie
         pixels.permute(1, 2, 0).numpy(),
         Path(image).stem if isinstance(image, str | Path) else "image",
         found,
+        config.mask_values,
     )
 
 

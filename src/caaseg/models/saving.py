@@ -1,6 +1,7 @@
 """Saved models: a directory with model.safetensors, config.json and a model card, on disk or on the hub."""
 
 import json
+import logging
 import re
 import shutil
 import warnings
@@ -21,6 +22,8 @@ from caaseg.models.weights import check_finite, check_fits, read_tensors
 if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
+
+logger = logging.getLogger(__name__)
 
 HUB = "hf://"
 SHIPPED = Path(__file__).parent.parent / "shipped"
@@ -58,6 +61,12 @@ prediction = model(images)  # images normalized with mean {{ mean }} and standar
 | {{ loop.index0 }} | {{ name }} |{% if config.palette %} {{ config.palette[loop.index0] | join(", ") }} |{% endif %}
 {% endfor %}
 {%- endif %}
+{% if config.license -%}
+## License
+
+The license of these weights, and of the weights they were trained from, is {{ config.license }}.
+
+{% endif -%}
 ## Training
 
 {{ training | default("Not recorded: the model was saved outside a training run.", true) }}
@@ -171,7 +180,7 @@ def load_model(
     except (ValueError, RuntimeError, TypeError) as error:
         raise CaasegError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
-        config = config.replace(num_classes=num_classes, classes=None, palette=None)
+        config = config.replace(num_classes=num_classes, classes=None, palette=None, mask_values=None)
     model = Segmenter(config, head=kind, backbone=backbone)
     trained = len(tensors["classifier.weight"])
     if config.num_classes != trained:
@@ -231,6 +240,13 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         raise CaasegError(
             f"{source}: cannot be downloaded from the hub ({reason}); check the name and the network"
         ) from error
+
+
+def log_license(source: str | Path, config: ModelConfig) -> None:
+    """Log the license of a shipped model."""
+    if config.license is not None and str(source) in shipped_models():
+        card = SHIPPED / str(source) / CARD_FILE
+        logger.warning("%s: the license of its weights is %s; see %s", source, config.license, card)
 
 
 def shipped_models() -> list[str]:

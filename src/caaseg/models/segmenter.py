@@ -130,6 +130,12 @@ class Segmenter(Predictable, HubModel):
             regularized=regularized,
         )
 
+    def for_inference(self) -> nn.Module:
+        """Return a copy with folded batch norm, which `caaseg predict` runs too: the labels are identical."""
+        from caaseg.models.folding import fold_batch_norm  # that module imports this one
+
+        return fold_batch_norm(self)
+
     def rebuild(self, **changes: Any) -> "Segmenter":
         """Return a new model with the same weights and other settings, on the same device and in the same mode.
 

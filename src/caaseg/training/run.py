@@ -98,7 +98,9 @@ def train(
             state = None if checkpoint is None else checkpoint[1]
             limit, sides = training_size(recipe, train_data)
             initial = None if recipe.init_from is None or state is not None else load_model(recipe.init_from)
-            model = model or build_model(recipe, train_data, initial, sides)
+            resumed = {} if state is None else state.get("config", {})
+            weights_license = resumed.get("license") if initial is None else initial.config.license
+            model = model or build_model(recipe, train_data, initial, sides, weights_license)
             if recipe.model.freeze_backbone:
                 model.backbone.requires_grad_(False)
             identity = {

@@ -186,6 +186,7 @@ def build_model(
     data: SegmentationDataset,
     other: Segmenter | None = None,
     sides: tuple[int, int, int] | None = None,
+    weights_license: str | None = None,
 ) -> Segmenter:
     """Create the model of a recipe for a dataset, with random weights or the weights of another model.
 
@@ -194,11 +195,14 @@ def build_model(
         data: dataset that defines the classes and their colors.
         other: a model to copy the weights from; its classifiers are copied only if it has the same classes.
         sides: smallest, median and largest short side of the training images.
+        weights_license: license of the initial weights, if any.
     """
     torch.manual_seed(recipe.seed)
     architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
     classes = {"num_classes": len(data.classes), "classes": tuple(data.classes), "palette": tuple(data.palette)}
-    config = ModelConfig.read(architecture | classes | {"short_sides": sides})
+    values = getattr(data, "mask_values", None)
+    more = {"mask_values": values, "short_sides": sides, "license": weights_license}
+    config = ModelConfig.read(architecture | classes | more)
     pretrained = recipe.model.pretrained
     # A head named by a saved model is never executed from a file: `other` was loaded with its class.
     has_head = other is not None and other.config.head == config.head
@@ -229,6 +233,8 @@ def copy_weights(source: Segmenter, target: Segmenter, name: str) -> None:
     check_same_architecture(target, weights, theirs.as_dict(), name)
     target.load_state_dict(weights)
     loaded = f"backbone {theirs.backbone} and head {theirs.head} at output stride {theirs.output_stride}"
+    if theirs.license is not None:
+        new += f"; the license of these weights, {theirs.license}, applies to the new model too"
     if is_first_rank():
         logger.warning("%s: loaded %s%s; %s", name, loaded, " with decoder" if theirs.decoder else "", new)
 

@@ -126,7 +126,7 @@ def files_by_stem(directory: Path, suffixes: tuple[str, ...]) -> dict[str, Path]
             continue
         if path.stem in found:
             raise BadFileError(
-                f"{path}: {found[path.stem].name} has the same name; expected one file per name; remove one"
+                f"{path}: {found[path.stem].name} has the same name; expected one file per name; rename one"
             )
         found[path.stem] = path
     return found
