@@ -1,8 +1,10 @@
-"""`caaseg predict`: labels and overlays for images."""
+"""`caaseg predict`: labels and overlays for images, overlay videos for videos."""
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from caaseg.cli.arguments import Device, ImageSize, Scales, check_directory, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, printable, progress_bars, write_json
@@ -26,17 +28,19 @@ def predict(
     probabilities: bool = False,
     compare_grids: bool = False,
     max_pixels: Count = 89_000_000,
+    smooth: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     json: str | None = None,
 ) -> int:
-    """Predict images: labels as indexed PNG in OUT/labels, overlays in OUT/overlays.
+    """Predict images: labels as indexed PNG in OUT/labels, overlays in OUT/overlays. A video gets an overlay video.
 
     Results have the size of the displayed image, with EXIF rotation applied, and keep the directory structure of the
-    inputs. Finished images are skipped when the command is repeated; several commands at once, or the processes of
-    torchrun, share the images. A file that cannot be read is reported at the end, and the exit code is 2.
+    inputs. Finished images are skipped when the command is repeated, and an unfinished video is continued. Several
+    commands at once, the processes of torchrun and the tasks of a SLURM job array share the images. A file that cannot
+    be read is reported at the end, and the exit code is 2.
 
     Args:
         model: a run, a model directory, hf://owner/name, or an .onnx file of caaseg export.
-        inputs: images, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
+        inputs: images, videos, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
         out: directory for the results of one model and one set of options.
         size: size at which images are predicted: auto (that of the training images), native (their own), the length of
             the short side, or height and width. Results have the size of the image.
@@ -54,6 +58,8 @@ def predict(
         compare_grids: predict images that are divided into windows once more with shifted windows, and report the
             fraction of pixels that change their class.
         max_pixels: images with more pixels are refused before decoding.
+        smooth: weight of the earlier frames of a video in an exponential moving average of the scores, 0 or more and
+            below 1; 0.7 makes classes flicker less.
         json: file for the result of each image; - is standard output.
     """
     from dataclasses import asdict
@@ -69,7 +75,7 @@ def predict(
     check_directory(out, "--out")
     check_writable(json=json)
     options = predictions.PredictOptions(
-        size=size, scales=scales, flip=flip, window=window, average=average, precision=precision
+        size=size, scales=scales, flip=flip, window=window, average=average, precision=precision, smooth=smooth
     )
     found = find_images(inputs, exclude=[out / name for name in OUTPUT_DIRECTORIES])
     console = console_for(json)
