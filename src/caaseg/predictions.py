@@ -6,6 +6,7 @@ shows that neither its file nor its results changed since its prediction.
 
 import errno
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from caaseg.data.inputs import InputImage
 from caaseg.data.sample import BadFileError
 from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, save_labels, save_overlay
 from caaseg.drawing.overlays import background_class
+from caaseg.errors import CaasegError
 from caaseg.files import hash_files, lock_name
 from caaseg.models.image_size import ImageSize
 from caaseg.models.inference import LoadedModel, is_out_of_memory
@@ -146,6 +148,20 @@ def predict_images(
                     skipped.append(image)
         remaining = skipped
     return outcomes
+
+
+def array_task() -> tuple[int, int]:
+    """Return the index of this SLURM array task and the number of tasks, or (0, 1) outside of a job array."""
+    if "SLURM_ARRAY_TASK_ID" not in os.environ:
+        return 0, 1
+    names = ("ID", "COUNT", "MIN", "MAX", "STEP")
+    task, count, first, last, step = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", "1")) for name in names)
+    if last != first + (count - 1) * step:
+        raise CaasegError(
+            f"the SLURM job array has {count} tasks from {first} to {last}; expected tasks at equal intervals, because "
+            "the images are split by them; submit all of them, as in --array 0-99"
+        )
+    return (task - first) // step, count
 
 
 def summary(outcomes: Sequence[ImageOutcome], left_out: int, out: Path) -> list[str]:

@@ -78,6 +78,7 @@ def predict(
         size=size, scales=scales, flip=flip, window=window, average=average, precision=precision, smooth=smooth
     )
     found = find_images(inputs, exclude=[out / name for name in OUTPUT_DIRECTORIES])
+    array_index, array_size = predictions.array_task()
     console = console_for(json)
     timeout = timedelta(days=30)  # finished processes wait for those with larger images
     with (
@@ -95,7 +96,8 @@ def predict(
             max_pixels=max_pixels,
         )
         shown = report if rank == 0 else (lambda *_: None)
-        done = predictions.predict_images(task, found.images, share=(rank, ranks), progress=shown)
+        share = (array_index * ranks + rank, array_size * ranks)
+        done = predictions.predict_images(task, found.images, share=share, progress=shown)
         outcomes = predictions.gather_outcomes(done)
     if rank > 0:  # only the first process prints
         return 0
