@@ -70,9 +70,13 @@ def mark_pixels(
 
 
 def class_legend(labels: Sequence[Tensor], classes: Sequence[str], palette: Sequence[Color]) -> list[tuple[str, Color]]:
-    """Return name and color of each class that occurs in labels or predictions, each (H, W), and of "ignored"."""
+    """Return name and color of each class that occurs in labels or predictions, each (H, W), and of "ignored".
+
+    A background class is left out: overlays do not color it.
+    """
     present = np.unique(np.concatenate([np.unique(label.numpy()) for label in labels]))
-    entries: list[tuple[str, Color]] = [(classes[k], palette[k]) for k in present if k != IGNORE]
+    uncolored = (IGNORE, background_class(classes))
+    entries: list[tuple[str, Color]] = [(classes[k], palette[k]) for k in present if k not in uncolored]
     return [*entries, ("ignored", (0, 0, 0))] if IGNORE in present else entries
 
 
