@@ -478,7 +478,9 @@ def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
     for task, number in enumerate((2, 2, 2, 1)):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(first + task * step))
         assert predict(model, "photos", "--out", "parts") == 0
-        assert capsys.readouterr().out.startswith(f"{number} predicted, 0 there already")
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{number} predicted, 0 there already")
+        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images are its share\n")
     assert contents(place / "parts") == contents(place / "whole")
 
 

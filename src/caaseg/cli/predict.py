@@ -104,6 +104,9 @@ def predict(
     messages = [*found.errors, *(outcome.message for outcome in outcomes if outcome.message is not None)]
     for line in predictions.summary(outcomes, found.skipped, out):
         console.print(printable(line), soft_wrap=True)
+    if array_size > 1:
+        task_of = f"SLURM array task {array_index + 1} of {array_size}"
+        console.print(f"{task_of}: {len(outcomes)} of {len(found.images)} images are its share", soft_wrap=True)
     if json is not None:
         results = {"pictures": [asdict(outcome) for outcome in outcomes], "faults": found.errors}
         write_json({**provenance(torch_device, COMMAND_LINE), "model": model, **results}, json, console)
