@@ -16,8 +16,8 @@ def demo(
 ) -> int:
     """Predict a sample photo, train an FCN and a CAA model on synthetic scenes, evaluate both, and write a report.
 
-    The report has the photo after some seconds. Training takes some minutes on two cores, needs no files and no network,
-    and resumes where it was interrupted.
+    The report has the photo after some seconds. Training takes some minutes on two cores, needs no files and no
+    network, and resumes where it was interrupted.
 
     Args:
         out: directory for report.html and both runs.
