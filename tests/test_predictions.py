@@ -479,6 +479,44 @@ def test_two_ranks_share_the_images(model: Path, place: Path, capfd: pytest.Capt
     check_shared_outcomes(place, *capfd.readouterr())
 
 
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file with its content."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(("first", "step"), [(0, 1), (10, 5)])
+def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
+    model: Path,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: int,
+    step: int,
+) -> None:
+    for k in range(4):
+        save(k, place / f"photos/{k}.png")
+    assert predict(model, "photos", "--out", "whole") == 0
+    assert capsys.readouterr().out.startswith("7 predicted, 0 there already")
+    for name, value in (("COUNT", 4), ("MIN", first), ("MAX", first + 3 * step), ("STEP", step)):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    for task, number in enumerate((2, 2, 2, 1)):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(first + task * step))
+        assert predict(model, "photos", "--out", "parts") == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{number} predicted, 0 there already")
+        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images are its share\n")
+    assert contents(place / "parts") == contents(place / "whole")
+
+
+def test_a_slurm_array_with_gaps_is_refused(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("ID", 1), ("COUNT", 3), ("MIN", 1), ("MAX", 9)):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    assert predict(model, "photos", "--out", "out") == 2
+    assert "the SLURM job array has 3 tasks from 1 to 9; expected tasks at equal intervals" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_processes_of_torchrun_share_the_images(model: Path, place: Path) -> None:
     (place / "photos/bad.png").write_text("not an image")

@@ -63,13 +63,15 @@ def exceeds_jpeg_limit(size: tuple[int, int]) -> bool:
     return max(size) > JPEG_MAX_SIDE
 
 
-def save_overlay(image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Color], path: Path) -> None:
-    """Write an image (3, H, W) uint8 under the colors of its labels (H, W)."""
+def save_overlay(
+    image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Color], path: Path, background: int | None = None
+) -> None:
+    """Write an image (3, H, W) uint8 under the colors of its labels (H, W); the background class is transparent."""
     pixels = image.permute(1, 2, 0).numpy()
     blended = np.empty_like(pixels)
     for top in range(0, len(pixels), ROWS_PER_BAND):  # in bands, because blending needs float32 temporaries
         rows = slice(top, top + ROWS_PER_BAND)
-        blended[rows] = overlay(pixels[rows], labels[rows], palette)
+        blended[rows] = overlay(pixels[rows], labels[rows], palette, background=background)
     with atomic_write(path) as temporary:
         Image.fromarray(blended).save(temporary, quality=JPEG_QUALITY, subsampling=0)  # keeps color edges sharp
 

@@ -10,14 +10,15 @@ from typing import Any, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor, nn
 
 from caaseg.config import MaskValues, ModelConfig
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Color
 from caaseg.drawing.label_files import save_labels, save_overlay, save_source_values
-from caaseg.drawing.overlays import overlay
+from caaseg.drawing.legend import draw_legend
+from caaseg.drawing.overlays import background_class, overlay
 from caaseg.errors import CaasegError
 from caaseg.models.predictor import Predictor, read_pixels
 
@@ -59,13 +60,14 @@ class Result:
         return mask
 
     def overlay(self, *, opacity: float = 0.65, legend: bool = False) -> Image.Image:
-        """Return the image under the colors of its classes.
+        """Return the image under the colors of its classes. A class called background is transparent.
 
         Args:
             opacity: opacity of the colors, 0 to 1.
             legend: add the names and colors of the classes that occur, right of the image.
         """
-        drawn = Image.fromarray(overlay(self.image, self.labels, self.palette, opacity))
+        background = background_class(self.classes)
+        drawn = Image.fromarray(overlay(self.image, self.labels, self.palette, opacity, background))
         return self._with_legend(drawn) if legend else drawn
 
     def to_coco(self) -> dict[str, Any]:
@@ -118,7 +120,8 @@ class Result:
                 "source_values is True, but the values of the model's training masks are unknown, because it was not "
                 "trained on the dataset folder; leave it out"
             )
-        save_overlay(torch.from_numpy(self.image).permute(2, 0, 1), self.labels, self.palette, paths[1])
+        image = torch.from_numpy(self.image).permute(2, 0, 1)
+        save_overlay(image, self.labels, self.palette, paths[1], background_class(self.classes))
         return paths
 
     def _repr_png_(self) -> bytes:
@@ -127,19 +130,16 @@ class Result:
         return buffer.getvalue()
 
     def _with_legend(self, drawn: Image.Image) -> Image.Image:
-        line = max(12, drawn.height // 24)
-        font = ImageFont.load_default(0.7 * line)
-        names = [f"{name}  {share:.1%}" for name, share in self.shares.items()]
-        width = round(max(font.getlength(name) for name in names)) + 3 * line
-        height = max(drawn.height, line * (len(names) + 1))
-        canvas = Image.new("RGB", (drawn.width + width, height), "white")
+        background = background_class(self.classes)
+        ids = {name: self.classes.index(name) for name in self.shares}
+        entries = [
+            (f"{name}  {share:.1%}", None if ids[name] == background else self.palette[ids[name]])
+            for name, share in self.shares.items()
+        ]
+        legend = draw_legend(entries, drawn.height)
+        canvas = Image.new("RGB", (drawn.width + legend.width, max(drawn.height, legend.height)), "white")
         canvas.paste(drawn)
-        draw = ImageDraw.Draw(canvas)
-        for k, (name, text) in enumerate(zip(self.shares, names, strict=True)):
-            left, top = drawn.width + line // 2, line // 2 + k * line
-            box = (left, top, left + line - 4, top + line - 4)
-            draw.rectangle(box, fill=self.palette[self.classes.index(name)], outline="black")
-            draw.text((left + 1.5 * line, top - 1), text, fill="black", font=font)
+        canvas.paste(legend, (drawn.width, 0))
         return canvas
 
 

@@ -319,13 +319,19 @@ def as_json(report: GridReport) -> dict[str, Any]:
 
 
 def draw_grid(report: GridReport) -> Figure:
-    """Draw means with standard deviations next to the paper's, on one scale if both are on the same data."""
+    """Draw means with standard deviations next to the paper's, on one scale if both are on the same data.
+
+    The protocols of a row are drawn below each other.
+    """
     has_paper = any(row.paper is not None for row in report.rows)
-    figure = Figure(figsize=(11 if has_paper else 8, 1.6 + 0.34 * len(report.rows)), layout="constrained")
+    labels = {row.row: row.label for row in report.rows}
+    figure = Figure(figsize=(11 if has_paper else 8, 1.6 + 0.28 * len(report.rows)), layout="constrained")
     panels = figure.subplots(1, 1 + has_paper, sharey=True, sharex=report.same_data, squeeze=False)[0]
     colors = {protocol: COLORS[k % len(COLORS)] for k, protocol in enumerate(report.protocols)}
-    for y, row in enumerate(report.rows):
+    for row in report.rows:
         color = colors[row.protocol]
+        offset = report.protocols.index(row.protocol) - (len(report.protocols) - 1) / 2
+        y = list(labels).index(row.row) + 0.4 * offset / len(report.protocols)
         if row.mean is not None:
             bar = None if row.std is None else 100 * row.std
             panels[0].errorbar(100 * row.mean, y, xerr=bar, color=color, marker="o", capsize=3)
@@ -334,12 +340,13 @@ def draw_grid(report: GridReport) -> Figure:
             )
         if row.paper is not None:
             panels[1].errorbar(row.paper, y, xerr=row.paper_std, color=color, marker="D", capsize=3)
-    panels[0].set_yticks(range(len(report.rows)), [row.label for row in report.rows], fontsize=8)
-    panels[0].set_ylim(len(report.rows) - 0.5, -0.5)
+    panels[0].set_yticks(range(len(labels)), list(labels.values()), fontsize=9)
+    panels[0].set_ylim(len(labels) - 0.5, -0.5)
     for panel, title in zip(panels, ("ours", "paper" if report.same_data else "paper, other data"), strict=False):
-        panel.set_title(title, fontsize=10)
+        panel.set_title(title if has_paper else "", fontsize=10)
         panel.set_xlabel("mean IoU, %")
         panel.grid(alpha=0.25, axis="x")
+        panel.tick_params(axis="y", length=0)
         panel.spines[["top", "right"]].set_visible(False)
     if len(colors) > 1:
         handles = [
