@@ -1,5 +1,6 @@
 """Settings of models and training runs, with bounds, defaults and help. Does not import torch."""
 
+import unicodedata
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
@@ -146,6 +147,11 @@ class Architecture(Settings):
         return self
 
 
+def has_control_characters(text: str) -> bool:
+    """Return whether a text has control characters or surrogates, which no file or report can show."""
+    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+
+
 class ModelConfig(Architecture):
     """Everything needed to build a model."""
 
@@ -165,6 +171,9 @@ class ModelConfig(Architecture):
             entries = getattr(self, name)
             if entries is not None and len(entries) != self.num_classes:
                 raise ValueError(f"{name} has {len(entries)} entries, but num_classes is {self.num_classes}")
+        for name in self.classes or ():
+            if has_control_characters(name):
+                raise ValueError(f"classes has the name {name!r}; expected names without control characters")
         return self
 
 

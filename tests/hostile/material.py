@@ -56,7 +56,8 @@ HOSTILE_VALUES: tuple[Any, ...] = (
 
 
 @cache
-def _directory() -> Path:
+def shared_directory() -> Path:
+    """Return a directory that is deleted when the process ends."""
     directory = Path(tempfile.mkdtemp(prefix="hostile-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
@@ -65,22 +66,22 @@ def _directory() -> Path:
 @cache
 def shared_data() -> Path:
     """Return the directory of a dataset."""
-    write_data(_directory() / "data")
-    return _directory() / "data"
+    write_data(shared_directory() / "data")
+    return shared_directory() / "data"
 
 
 @cache
 def shared_model() -> Path:
     """Return the directory of a model."""
     model = small_model(num_classes=len(CLASSES), classes=CLASSES, channels=8, key_channels=2, gate_width=4)
-    model.save_pretrained(_directory() / "model")
-    return _directory() / "model"
+    model.save_pretrained(shared_directory() / "model")
+    return shared_directory() / "model"
 
 
 @cache
 def shared_run() -> Path:
     """Return the directory of a run with a checkpoint after the first of its two steps."""
-    run = _directory() / "run"
+    run = shared_directory() / "run"
     recipe = load_recipe(RECIPE, [*TINY_TRAINING, "--data.root", "data"])
     at_data = recipe.replace(data=recipe.data.replace(root=str(shared_data())))
     train(at_data, run, device="cpu")

@@ -1,12 +1,17 @@
 """The command `caaseg`: finds the function of a command, parses its options and prints errors as one message."""
 
+import io
+import os
+import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from inspect import Parameter, signature
 from pkgutil import resolve_name
+from types import FrameType
 from typing import Annotated, Any
 
 import tyro
@@ -31,23 +36,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for bad input, 1 for a bug. --debug shows the traceback of both."""
     COMMAND_LINE[:] = sys.argv[1:] if arguments is None else arguments
     try:
-        function, values = parse([argument for argument in COMMAND_LINE if argument != "--debug"])
-        return function(**values)
+        with ending_signals(), thread_errors():
+            for stream in (sys.stdout, sys.stderr):
+                if isinstance(stream, io.TextIOWrapper):  # characters that the terminal's encoding does not have
+                    stream.reconfigure(errors="backslashreplace")
+            function, values = parse([argument for argument in COMMAND_LINE if argument != "--debug"])
+            code = function(**values)
+            if sys.stdout is not None:  # closed by the shell
+                sys.stdout.flush()
+            return code
     except KeyboardInterrupt:
         resumable = "; run the same command to continue" if COMMAND_LINE[0] in ("demo", "predict") else ""
         print(f"caaseg: interrupted{resumable}", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python writes the rest of its buffer at the end
+        return 141  # as shells report a command that SIGPIPE ended
     except Exception as error:
-        is_bug = not isinstance(error, CaasegError | OSError)
+        is_bug, lost_worker = not isinstance(error, CaasegError | OSError | MemoryError), False
         if isinstance(error, RuntimeError):
-            is_bug = not resolve_name("caaseg.models.inference:is_out_of_memory")(error)
+            lost_worker = resolve_name("caaseg.data.loader:is_lost_worker")(error)
+            is_bug = not lost_worker and not resolve_name("caaseg.models.inference:is_out_of_memory")(error)
         if is_bug or "--debug" in COMMAND_LINE:
             traceback.print_exc()
         message = "this is a bug; please report it with the traceback above" if is_bug else str(error)
+        if lost_worker:
+            message = f"{error}; if the memory was full, use fewer workers; training continues with --resume auto"
         if isinstance(error, PermissionError) and error.filename is not None:
             message = f"{error.filename}: permission denied; choose another path, or change its permissions"
         print(f"caaseg: {printable(message)}", file=sys.stderr)
         return 1 if is_bug else 2
+
+
+@contextmanager
+def ending_signals() -> Iterator[None]:
+    """Raise SystemExit at SIGTERM and SIGHUP, so that temporary files are deleted. Ignored signals stay ignored."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGHUP")]  # Windows has no SIGHUP
+    is_main = threading.current_thread() is threading.main_thread()  # others may not set handlers
+    changed = [number for number in numbers if is_main and signal.getsignal(number) is signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def thread_errors() -> Iterator[None]:
+    """Print no traceback if a thread fails to write: TensorBoard raises the error again in the main thread."""
+    before = threading.excepthook
+    threading.excepthook = lambda thread: None if isinstance(thread.exc_value, OSError) else before(thread)
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]:
@@ -102,7 +152,7 @@ def _function(prog: str) -> Callable[..., int]:
 
 
 def _list_commands(prog: str) -> str:
-    lines = [f"usage: {prog} COMMAND [OPTIONS]\n\n{caaseg.__doc__}\n\ncommands:"]
+    lines = [f"usage: {prog} COMMAND [OPTIONS]\n\n{caaseg.__doc__ or ''}\n\ncommands:"]
     for name in COMMANDS[prog].split():
         text = COMMANDS.get(f"{prog} {name}") or _function(f"{prog} {name}").__doc__ or ""
         lines.append(f"  {name:12}{text.partition(chr(10))[0]}")

@@ -23,7 +23,8 @@ def recipes(action: Literal["list", "show", "copy"] = "list", name: str | None =
 
     if action == "list":
         for shipped in recipe_names():
-            print(f"{shipped:52} {(SHIPPED / f'{shipped}.yaml').read_text().partition(chr(10))[0].lstrip('# ')}")
+            first_line = (SHIPPED / f"{shipped}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+            print(f"{shipped:52} {first_line.lstrip('# ')}")
         for table, content in TABLES.items():
             for row in content.rows:
                 if row.dataset is not None:
@@ -40,6 +41,6 @@ def recipes(action: Literal["list", "show", "copy"] = "list", name: str | None =
     if file.exists():
         raise CaasegError(f"{file}: exists already; give the name of a new file")
     with atomic_write(file) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
     print(f"recipe: {printable(str(file))}")
     return 0
