@@ -147,9 +147,9 @@ class Architecture(Settings):
         return self
 
 
-def has_control_characters(text: str) -> bool:
-    """Return whether a text has control characters or surrogates, which no file or report can show."""
-    return any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+def has_surrogates(text: str) -> bool:
+    """Return whether a text has surrogates, halves of characters that no file can store. JSON and YAML allow them."""
+    return any(unicodedata.category(character) == "Cs" for character in text)
 
 
 class ModelConfig(Architecture):
@@ -172,8 +172,8 @@ class ModelConfig(Architecture):
             if entries is not None and len(entries) != self.num_classes:
                 raise ValueError(f"{name} has {len(entries)} entries, but num_classes is {self.num_classes}")
         for name in self.classes or ():
-            if has_control_characters(name):
-                raise ValueError(f"classes has the name {name!r}; expected names without control characters")
+            if has_surrogates(name):
+                raise ValueError(f"classes has the name {name!r}; expected valid Unicode")
         return self
 
 

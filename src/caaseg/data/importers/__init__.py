@@ -12,7 +12,7 @@ from typing import NamedTuple
 import yaml
 from PIL import Image
 
-from caaseg.config import has_control_characters
+from caaseg.config import has_surrogates
 from caaseg.data.datasets.mask_classes import CLASSES_FILE
 from caaseg.data.decode import read_size
 from caaseg.data.importers import coco, cvat, label_studio, labelme, roboflow, voc, yolo
@@ -83,8 +83,8 @@ def import_labels(
     if len(export.classes) > MAX_CLASSES:
         raise BadFileError(f"{path}: {len(export.classes)} classes; expected at most {MAX_CLASSES}")
     for name in export.classes:
-        if has_control_characters(name):
-            raise BadFileError(f"{path}: the class {name!r} has control characters; rename it in the annotation tool")
+        if has_surrogates(name):
+            raise BadFileError(f"{path}: the class {name!r} is not valid Unicode; rename it in the annotation tool")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
         partial = Path(name) / out.name
