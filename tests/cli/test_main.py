@@ -160,7 +160,7 @@ def test_characters_outside_the_encoding_of_the_terminal_are_escaped(monkeypatch
     monkeypatch.setattr(sys, "stderr", stream)
     assert main(["straße"]) == 2
     stream.flush()
-    assert stream.buffer.getvalue().startswith(b"caaseg: caaseg has no command 'stra\\xdfe'; expected")  # type: ignore[attr-defined]
+    assert stream.buffer.getvalue().startswith(b"caaseg: caaseg has no command 'stra\\xdfe'; expected")
 
 
 def test_a_thread_that_cannot_write_prints_no_traceback(

@@ -83,7 +83,7 @@ def shared_model() -> Path:
 @cache
 def shared_onnx() -> Path:
     """Return an ONNX model, a 1 x 1 convolution of the image. It loads much faster than the other model."""
-    sizes = ["batch", len(CLASSES), "height", "width"]
+    sizes: list[str | int] = ["batch", len(CLASSES), "height", "width"]
     graph = helper.make_graph(
         [helper.make_node("Conv", ["images", "weights"], ["logits"])],
         "tiny",
