@@ -1,8 +1,10 @@
 """All ranks of a run end together."""
 
+import resource
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,9 +99,7 @@ def test_a_rank_that_fails_ends_the_others_with_one_message(
 
 @pytest.mark.slow
 def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path: Path) -> None:
-    """The run fails when it saves its best model, because best is a file."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "best").write_text("a file where a directory is to be written")
+    """The run fails when it saves its best model, because files must be smaller, as on a full disk."""
     words = [
         "train",
         "scenes/caa_resnet18",
@@ -113,7 +113,8 @@ def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path:
     ]
     command = [sys.executable, "-W", "ignore", "-m", "caaseg", *words, "--model.head", "fcn"]
     # The pipe is closed when the last process that writes to it has ended.
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, preexec_fn=limit)
     assert result.returncode == 2
     messages = [line for line in result.stderr.splitlines() if line.startswith("caaseg: ")]
     assert len(messages) == 1, result.stderr
