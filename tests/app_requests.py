@@ -53,6 +53,7 @@ def main() -> None:
 
     def send_requests(address: str) -> None:
         statuses = {host: status(address, host) for host in ("", "localhost", "evil.example")}
+        statuses["monitoring"] = status(f"{address}monitoring", "")
         upload_succeeded = upload_succeeds(address, "http://outside.example/a.png")
         print(json.dumps({"statuses": statuses, "upload_succeeded": upload_succeeded, "looked_up": sorted(looked_up)}))
         raise KeyboardInterrupt  # as Ctrl-C

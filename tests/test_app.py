@@ -181,7 +181,7 @@ def test_the_running_app_refuses_unknown_hosts_and_looks_up_no_outside_name(tmp_
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.splitlines()[-1])
-    assert found["statuses"] == {"": 200, "localhost": 200, "evil.example": 403}
+    assert found["statuses"] == {"": 200, "localhost": 200, "evil.example": 403, "monitoring": 403}
     assert found["upload_succeeded"] is False
     assert found["looked_up"] == ["127.0.0.1"]
     assert list(tmp_path.glob("caaseg-app-*/*")) == []

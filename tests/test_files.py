@@ -1,5 +1,7 @@
 """Atomic writes: a file is complete or absent, also with concurrent writers. Hostile YAML and JSON files."""
 
+import ast
+import errno
 import multiprocessing
 import os
 import re
@@ -8,6 +10,7 @@ from threading import Thread
 
 import pytest
 
+import caaseg
 from caaseg.errors import CaasegError
 from caaseg.files import atomic_write, lock_name, read_json, read_yaml, remove_stale_temporaries
 from tests import processes
@@ -175,3 +178,34 @@ def test_a_lock_of_another_process_is_reported_or_waited_for(tmp_path: Path) -> 
         other.join()
     waiting.join()
     assert results == [True]
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*table\.json'"),
+        atomic_write(tmp_path / "table.json"),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CaasegError, match=r"pipe: cannot be read as JSON \(not a regular file\); do it"):
+        read_json(tmp_path / "pipe", "do it")
+    with pytest.raises(CaasegError, match=r"pipe: cannot be read as YAML \(not a regular file\); do it"):
+        read_yaml(tmp_path / "pipe", "do it")
+
+
+@pytest.mark.parametrize("text", ["steps: 5\nsteps: 7\n", "model: {a: 1, b: 2, a: 3}"])
+def test_a_key_that_occurs_twice_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(CaasegError, match=r"the key '(steps|a)' occurs twice"):
+        read_yaml(tmp_path / "a.yaml", "correct it")
+
+
+def test_text_files_have_the_same_encoding_on_every_system() -> None:
+    for path in Path(caaseg.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                is_text = node.func.attr in ("read_text", "write_text")
+                assert not is_text or "encoding" in {keyword.arg for keyword in node.keywords}, (path, node.lineno)

@@ -324,6 +324,11 @@ def test_names_with_markup_and_escape_sequences_are_printed_escaped(
     assert captured.err.count("\n") == 1
 
 
+def test_an_image_may_have_the_name_of_the_record(model: Path, place: Path) -> None:
+    shutil.copy(place / "photos" / "a" / "x.png", place / "predict.json.png")
+    assert main(["predict", str(model), "predict.json.png", "--out", "out", "--device", "cpu"]) == 0
+
+
 def test_bad_files_are_reported_and_the_other_images_are_predicted(
     model: Path, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -537,7 +542,7 @@ def test_an_image_locked_by_another_process_is_predicted_last(model: Path, place
     context = multiprocessing.get_context("spawn")
     ready = context.Queue()
     (place / "out").mkdir()
-    other = context.Process(target=hold_lock, args=(place / "out", "y", ready), daemon=True)
+    other = context.Process(target=hold_lock, args=(place / "out", "metadata/y.json", ready), daemon=True)
     other.start()
     try:
         assert ready.get(timeout=60)

@@ -349,6 +349,7 @@ def serve(models: Models, *, host: str, port: int | None, on_start: Callable[[st
                 quiet=True,
                 ssr_mode=False,
                 footer_links=[],
+                enable_monitoring=False,
                 max_file_size=f"{UPLOAD_LIMIT_MEGABYTES}mb",
                 state_session_capacity=MAX_SESSIONS,
                 theme=gr.themes.Base(primary_hue="sky", neutral_hue="slate", font=system, font_mono=mono),

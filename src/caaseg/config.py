@@ -1,5 +1,6 @@
 """Settings of models and training runs, with bounds, defaults and help. Does not import torch."""
 
+import unicodedata
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
@@ -148,6 +149,11 @@ class Architecture(Settings):
         return self
 
 
+def has_surrogates(text: str) -> bool:
+    """Return whether a text has surrogates, halves of characters that no file can store. JSON and YAML allow them."""
+    return any(unicodedata.category(character) == "Cs" for character in text)
+
+
 class ModelConfig(Architecture):
     """Everything needed to build a model."""
 
@@ -171,6 +177,9 @@ class ModelConfig(Architecture):
             entries = getattr(self, name)
             if entries is not None and len(entries) != self.num_classes:
                 raise ValueError(f"{name} has {len(entries)} entries, but num_classes is {self.num_classes}")
+        for name in self.classes or ():
+            if has_surrogates(name):
+                raise ValueError(f"classes has the name {name!r}; expected valid Unicode")
         return self
 
 

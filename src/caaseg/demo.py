@@ -89,7 +89,7 @@ def run_demo(
     reports = {name: f"{name.lower()}/{REPORT}" for name in recipes}
     write_demo_page(out / REPORT, photo, models, samples, reports=reports, origin=origin)
     with atomic_write(out / NUMBERS) as temporary:  # written last: its existence means that the demo is finished
-        temporary.write_text(json.dumps(numbers, indent=1) + "\n")
+        temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")
     return numbers
 
 
@@ -187,5 +187,5 @@ def _finished_numbers(out: Path, recipes: Mapping[str, Recipe]) -> dict[str, Any
         return None
     if any(load_recipe(path) != recipe for path, recipe in saved.items()):
         return None
-    numbers: dict[str, Any] = json.loads((out / NUMBERS).read_text())
+    numbers: dict[str, Any] = json.loads((out / NUMBERS).read_text(encoding="utf-8"))
     return numbers

@@ -36,8 +36,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
             os.fsync(written.fileno())  # before the rename: a power cut must not leave the name without its content
         temporary.replace(path)
     except OSError as error:
-        if error.filename == str(temporary):  # report the path that the caller knows
-            error.filename = str(path)
+        if error.filename == str(temporary) or (error.filename is None and error.errno is not None):
+            error.filename = str(path)  # the path that the caller knows; a full disk has no path at all
         raise
     finally:
         temporary.unlink(missing_ok=True)
@@ -88,7 +88,7 @@ def lock_name(directory: Path, name: str, *, wait: bool) -> Iterator[bool]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses deep nesting and aliases. Nested aliases can expand a small file to any size."""
+    """YAML loader that refuses deep nesting, repeated keys, and aliases, which can expand a small file to any size."""
 
     depth = 0
 
@@ -102,6 +102,13 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[1]!r} occurs twice", node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path, advice: str) -> Any:
@@ -135,6 +142,8 @@ def read_json(path: Path, advice: str) -> Any:
 
 
 def _read_text(path: Path) -> str:
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise ValueError("not a regular file")
     with path.open("rb") as file:
         content = file.read(MAX_TEXT_BYTES + 1)
     if len(content) > MAX_TEXT_BYTES:

@@ -113,7 +113,7 @@ class PredictionDirectory:
                 content = {"caaseg": caaseg.__version__} | {key: getattr(self, key) for key in RECORDED}
                 remove_stale_temporaries(record)
                 with atomic_write(record) as file:
-                    file.write_text(json.dumps(content, indent=1) + "\n")
+                    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     def read(self, name: Path) -> Metadata | None:
         """Return the metadata of an image, or None if there is none."""
@@ -197,7 +197,7 @@ class PredictionDirectory:
         path = self.path / output_paths(name).metadata
         remove_stale_temporaries(path)
         with atomic_write(path) as file:
-            file.write_text(json.dumps(asdict(metadata), indent=1) + "\n")
+            file.write_text(json.dumps(asdict(metadata), indent=1) + "\n", encoding="utf-8")
 
 
 def _mode(path: Path) -> int:

@@ -157,7 +157,8 @@ def predict_images(
     for wait in (False, True):  # first skip images that another process holds, then wait for those
         skipped: list[InputImage] = []
         for image in remaining:
-            with lock_name(task.out, str(image.name), wait=wait) as locked:
+            # Not the name alone: an image predict.json.png would have the lock of predict.json.
+            with lock_name(task.out, str(output_paths(image.name).metadata), wait=wait) as locked:
                 if locked:
                     outcomes.append(_predict_or_explain(task, predictor, directory, image, progress))
                     progress("images", len(outcomes), total)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from caaseg.cli import main, parse
-from caaseg.cli.arguments import device_of
+from caaseg.cli.arguments import check_writable, device_of
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,37 @@ def test_a_directory_is_refused_as_json_file(
     assert main([*words, "--json", "taken"]) == 2
     assert capsys.readouterr().err == "caaseg: --json is 'taken'; expected the name of a file\n"
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["predict", "m", "photo.png", "--out", "out", "--json", "photo.png"], "--json"),
+        (["predict", "m", "photo.png", "--out", "out", "--json", "m/config.json"], "--json"),
+        (["evaluate", "m", "--dataset", "folder", "--root", "data", "--page", "data/images/a.png"], "--page"),
+        (["compare", "m", "m", "--dataset", "folder", "--root", "data", "--out", "data/images/a.png"], "--out"),
+        (["conflicts", "m", "--dataset", "folder", "--root", "data", "--out", "o", "--json", "data/a.txt"], "--json"),
+        (["export", "m", "--out", "m/model.onnx"], "--out"),
+        (["convert", "m", "--out", "new", "--json", "m/model.onnx"], "--json"),
+        (["data", "check", "folder", "--root", "data", "--json", "data/a.txt"], "--json"),
+        (["data", "show", "folder", "--root", "data", "--out", "link.png"], "--out"),
+    ],
+)
+def test_an_input_is_refused_as_output_file(
+    words: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("photo.png", "m/config.json", "m/model.onnx", "data/images/a.png", "data/a.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mine")
+    (tmp_path / "link.png").symlink_to("data/images/a.png")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"caaseg: {option} is '{words[-1]}', which the command reads; choose")
+
+
+def test_results_of_an_earlier_command_in_an_input_directory_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "scores.json").write_text("{}")
+    check_writable([tmp_path], json=tmp_path / "scores.json", page=tmp_path / "new.html")
 
 
 @pytest.mark.parametrize(

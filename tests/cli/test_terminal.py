@@ -6,7 +6,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from caaseg.cli import main
+from caaseg.cli.exit_codes import exit_code
 from caaseg.cli.terminal import console_for, printable, progress_bars, training_progress
 from caaseg.training.step_log import Progress
 from tests.cli import commands
@@ -51,7 +51,7 @@ def test_long_work_without_a_terminal_prints_rare_log_lines(capsys: pytest.Captu
 
 
 def test_an_error_message_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipes"], lambda _: (commands.bad_name, {})) == 2
+    assert exit_code(commands.bad_name, ["recipes"]) == 2
     assert capsys.readouterr().err == "caaseg: a\\nb\\x1b[2J.png: no such file\n"
 
 

@@ -1,6 +1,7 @@
 """Label exports of annotation tools become the same masks, and bad ones a message."""
 
 import json
+import os
 import re
 import unicodedata
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from PIL import Image
 
 from caaseg.cli import main
 from caaseg.data.catalogue import open_dataset, splits
+from caaseg.data.datasets.pairs import read_names
 from caaseg.data.importers import import_labels
 from caaseg.data.importers.shapes import crosses_itself, polygon_mask
 from caaseg.data.sample import IGNORE, BadFileError
@@ -200,6 +202,18 @@ def test_an_import_overwrites_nothing(tmp_path: Path) -> None:
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
 
 
+def test_a_directory_that_appears_during_the_import_is_not_overwritten(tmp_path: Path) -> None:
+    export, out = exports.coco(tmp_path / "export"), tmp_path / "mine"
+
+    def make_out(step: str, done: int, total: int | None) -> None:
+        out.mkdir(exist_ok=True)
+        (out / "notes.txt").write_text("mine")
+
+    with pytest.raises(CaasegError, match="mine: another process wrote it during this import; nothing was"):
+        import_labels(export, out, progress=make_out)
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
 def test_an_unknown_export_gets_a_message(tmp_path: Path) -> None:
     (tmp_path / "export").mkdir()
     with pytest.raises(BadFileError, match=r"export: not a known label export; expected any of coco, labelme"):
@@ -218,6 +232,46 @@ def test_names_in_an_export_never_leave_its_directories(tmp_path: Path) -> None:
     with pytest.raises(BadFileError, match=r"no such image file: '\.\./secret/photo0\.png'"):
         import_labels(export / "labels.json", tmp_path / "data", images=export / "images")
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("file_name", [3, None, ["a.jpg"], {"a": 1}])
+def test_values_of_other_types_are_one_message(tmp_path: Path, file_name: object) -> None:
+    export = exports.coco(tmp_path / "export")
+    edit(export / "labels.json", lambda content: content["images"][0].update(file_name=file_name))
+    with pytest.raises(BadFileError, match=r"export: damaged, or not in the format coco \(.*\); export the"):
+        import_labels(export, tmp_path / "data")
+
+
+def test_a_run_length_beyond_64_bits_is_one_message(tmp_path: Path) -> None:
+    export = exports.coco_masks(tmp_path / "export")
+    edit(export / "labels.json", lambda content: content["annotations"][0]["segmentation"].update(counts=[10**30]))
+    with pytest.raises(BadFileError, match=r"annotation 19 of photo9\.jpg: .*; correct it in the annotation tool"):
+        import_labels(export, tmp_path / "data")
+
+
+def test_pipes_are_not_read(tmp_path: Path) -> None:
+    for name in ("a.json", "a.xml", "a.yaml", "_classes.csv"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(BadFileError, match="not a known label export"):
+        import_labels(tmp_path, tmp_path / "data")
+    os.mkfifo(tmp_path / "train.txt")
+    with pytest.raises(BadFileError, match=r"train\.txt: cannot be read as a list of names \(not a regular file\)"):
+        read_names(tmp_path / "train.txt", "write it")
+
+
+def test_nested_aliases_in_a_yolo_file_take_no_memory(tmp_path: Path) -> None:
+    export = exports.yolo(tmp_path / "export")
+    aliases = "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for k in range(1, 40))
+    (export / "data.yaml").write_text(f"a0: &a0 [x, x]\n{aliases}names: [*a39]\n")
+    with pytest.raises(BadFileError, match="not a known label export"):
+        import_labels(export, tmp_path / "data")
+
+
+def test_a_class_that_no_file_can_store_is_refused(tmp_path: Path) -> None:
+    export = exports.coco(tmp_path / "export")
+    edit(export / "labels.json", lambda content: content["categories"][0].update(name="\ud800"))
+    with pytest.raises(BadFileError, match=r"the class '\\ud800' is not valid Unicode; rename it"):
+        import_labels(export, tmp_path / "data")
 
 
 points = st.tuples(st.floats(-4, 20), st.floats(-4, 20))

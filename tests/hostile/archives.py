@@ -52,7 +52,7 @@ def zip_file(rng: Generator, directory: Path) -> bytes:
     elif kind == 2:
         members.pop(choice(rng, list(members)))
     elif kind == 3:
-        members[choice(rng, [f"{TOP}/zeros", "zeros"])] = bytes(int(rng.integers(100_000, 3_000_000)))
+        members[choice(rng, [f"{TOP}/zeros", "zeros"])] = bytes(int(rng.integers(100_000, 2_000_000)))
     elif kind == 4:
         name = choice(rng, list(members))
         members[name] = mutated(members[name], rng)
@@ -84,6 +84,6 @@ def tar_file(rng: Generator) -> bytes:
             entry = tarfile.TarInfo("trainval/link")
             entry.type, entry.linkname = choice(rng, LINKS), choice(rng, ["/etc/passwd", "../../x", "x"])
             archive.addfile(entry)
-    content = bytes(4_000_000) if kind == 3 else b""
+    content = bytes(2_000_000) if kind == 3 else b""
     compressed = gzip.compress(file.getvalue() + content)
     return mutated(compressed, rng) if kind == 0 or rng.random() < 0.3 else compressed

@@ -12,7 +12,7 @@ from numpy.random import Generator
 from PIL import Image
 
 from tests.data.damage import encode, encoded_images, encoded_masks, mutated
-from tests.hostile.material import choice, shared_model, write_data
+from tests.hostile.material import choice, shared_onnx, write_data
 
 NAMES = (
     *("a.png", "a.jpg", "A.PNG", "ä.png", "💣.png", "[bold]a.png", "[red]a.png", "a b.png", "-a.png", "\x1b[31m.png"),
@@ -31,9 +31,9 @@ def one_image(rng: Generator, directory: Path) -> list[str]:
     path = directory / "photos" / name
     path.parent.mkdir()
     path.write_bytes(choice(rng, [damaged, damaged, unusual])(rng))
-    shutil.copytree(shared_model(), directory / "model")
+    shutil.copy(shared_onnx(), directory)
     given = f"photos/{name}" if rng.random() < 0.5 else "photos"
-    return ["predict", "model", given, "--out", "out", "--device", "cpu"]
+    return ["predict", "model.onnx", given, "--out", "out", "--device", "cpu"]
 
 
 def dataset(rng: Generator, directory: Path) -> list[str]:
@@ -54,8 +54,8 @@ def dataset(rng: Generator, directory: Path) -> list[str]:
         (directory / "data" / "classes.yaml").write_text(text)
     if rng.random() < 0.7:
         return ["data", "check", "folder", "--root", "data"]
-    shutil.copytree(shared_model(), directory / "model")
-    arguments = ["evaluate", "model", "--dataset", "folder", "--root", "data", "--workers", "0", "--device", "cpu"]
+    shutil.copy(shared_onnx(), directory)
+    arguments = ["evaluate", "model.onnx", "--dataset", "folder", "--root", "data", "--workers", "0", "--device", "cpu"]
     return [*arguments, "--split", choice(rng, ["train", "val"])]
 
 

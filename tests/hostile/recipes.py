@@ -1,6 +1,7 @@
 """Recipe files and command-line options with damaged, impossible and hostile values."""
 
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,10 @@ def hostile_file(rng: Generator, directory: Path) -> list[str]:
 def hostile_values(rng: Generator, directory: Path) -> list[str]:
     """Change a value, in the file or with an option."""
     key = choice(rng, list(flat_fields(Recipe)))
-    content = yaml.safe_load(valid_recipe())
     if rng.random() < 0.5:
-        (directory / "recipe.yaml").write_text(yaml.safe_dump(changed(content, key, choice(rng, HOSTILE_VALUES))))
+        (directory / "recipe.yaml").write_text(
+            yaml.safe_dump(changed(valid_values(), key, choice(rng, HOSTILE_VALUES)))
+        )
         return use(rng)
     (directory / "recipe.yaml").write_text(valid_recipe())
     option = f"--{key}" if rng.random() < 0.5 else f"--{key.replace('_', '-')}"
@@ -107,6 +109,12 @@ def use(rng: Generator, command: str | None = None) -> list[str]:
     )
 
 
+@cache
+def valid_values() -> Any:
+    return yaml.safe_load(valid_recipe())
+
+
+@cache
 def valid_recipe() -> str:
     return yaml.safe_dump(load_recipe(RECIPE, TINY_TRAINING).as_dict())
 

@@ -32,7 +32,7 @@ from caaseg.cli import main
 from caaseg.data.prepare import pipeline
 from caaseg.data.prepare.download import download
 
-AREAS = ("models", "checkpoints", "recipes", "images", "archives", "servers")
+AREAS = ("models", "checkpoints", "recipes", "images", "archives", "servers", "exports")
 """Modules of this package. Each has a function `case` that writes files and returns a command line."""
 LIMIT_S = 60
 CHANGES = {

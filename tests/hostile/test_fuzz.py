@@ -1,4 +1,4 @@
-"""Generated models, checkpoints, recipes, options, images, archives and servers: one message, or success, each."""
+"""Generated models, checkpoints, recipes, options, images, archives, servers and exports: success, or one message."""
 
 from pathlib import Path
 
@@ -6,8 +6,16 @@ import pytest
 
 from tests.hostile.runner import AREAS, failures
 
-FAST = {"models": 40, "checkpoints": 8, "recipes": 80, "images": 30, "archives": 25, "servers": 17}
-SLOW = {"models": 400, "checkpoints": 60, "recipes": 800, "images": 300, "archives": 300, "servers": 200}
+FAST = {"models": 30, "checkpoints": 8, "recipes": 65, "images": 25, "archives": 22, "servers": 15, "exports": 35}
+SLOW = {
+    "models": 350,
+    "checkpoints": 60,
+    "recipes": 650,
+    "images": 260,
+    "archives": 250,
+    "servers": 180,
+    "exports": 310,
+}
 FIRST_SLOW, CHUNKS = 1000, 4
 
 

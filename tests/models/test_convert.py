@@ -185,6 +185,12 @@ def test_a_checkpoint_of_another_model_is_refused(change: Any, message: str, tmp
     assert not (tmp_path / "model").exists()
 
 
+def test_a_conversion_overwrites_nothing(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(CaasegError, match="already exists; expected a new path, because a conversion overwrites"):
+        convert(Path("checkpoint"), tmp_path)
+
+
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CaasegError, match=r"nothing: no such checkpoint; expected NAME\.index beside"):
         convert(tmp_path / "nothing", tmp_path / "model")

@@ -17,6 +17,7 @@ from caaseg.cli import main
 from caaseg.data.transforms import normalize
 from caaseg.models import export, load_model
 from caaseg.models.onnx import OnnxModel
+from tests import processes
 
 MAX_LOGIT = 2.5  # of the calibration images; rounding errors are in proportion to it
 SMALL: dict[str, Any] = {"num_classes": 4, "channels": 16, "key_channels": 4, "gate_width": 8}
@@ -238,6 +239,19 @@ def test_a_torch_program_agrees_with_the_model(
     about = json.loads(extra["caaseg.json"])
     assert (about["num_classes"], about["smallest_side"]) == (4, 17)
     assert_agrees(program, model, smallest=17)
+
+
+def write_to_a_full_disk(path: Path) -> None:
+    program = torch.export.export(nn.Identity(), (torch.zeros(2),))
+    try:
+        export._write_torch(program, "{}", path)
+    except OSError:
+        sys.exit(3)
+
+
+def test_a_full_disk_does_not_abort_the_process(tmp_path: Path) -> None:
+    (tmp_path / "m.pt2").symlink_to("/dev/full")
+    assert processes.run(write_to_a_full_disk, tmp_path / "m.pt2") == 3
 
 
 def test_no_file_is_left_if_its_outputs_differ(

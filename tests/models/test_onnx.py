@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,18 @@ def test_a_model_that_contradicts_its_metadata_is_refused_on_load(
     write_model(tmp_path / "m.onnx", **options)
     with pytest.raises(CaasegError, match=rf"m\.onnx: .*{message}"):
         OnnxModel(tmp_path / "m.onnx")
+
+
+def test_onnxruntime_sends_no_telemetry_and_prints_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    write_model(tmp_path / "m.onnx")
+    (tmp_path / "m.weights").write_bytes(b"")
+    with pytest.raises(CaasegError, match=r"m\.onnx: onnxruntime cannot read it"):
+        OnnxModel(tmp_path / "m.onnx")
+    assert os.environ["ORT_DISABLE_TELEMETRY"] == "1"
+    assert capfd.readouterr().err == ""
 
 
 def test_the_hash_of_a_model_covers_its_external_weights(tmp_path: Path) -> None:

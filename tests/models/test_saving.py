@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import caaseg
+from caaseg.config import ModelConfig
 from caaseg.errors import CaasegError
 from caaseg.models import HEADS, load_model
 from caaseg.models.backbones import TimmBackbone
@@ -298,6 +299,20 @@ def test_saving_again_replaces_weights_config_and_card(saved: Path) -> None:
     assert "# fcn on test_resnet, 3 classes" in card
     assert "| 0 | a\\|b |" in card
     assert "| 1 | c d |" in card
+
+
+def test_weights_without_read_permission_are_not_called_damaged(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)  # the superuser may read all files
+    with pytest.raises(PermissionError):
+        read_tensors(saved / "model.safetensors")
+
+
+def test_class_names_that_no_file_can_store_are_refused() -> None:
+    with pytest.raises(CaasegError, match=r"classes has the name '\\ud800'; expected valid Unicode"):
+        ModelConfig.read({"head": "fcn", "backbone": "resnet18", "num_classes": 1, "classes": ["\ud800"]})
 
 
 def test_a_failed_save_leaves_the_old_model_unchanged(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,16 @@ def test_a_damaged_checkpoint_is_skipped_with_a_message(
         read_checkpoint(path)
 
 
+def test_a_checkpoint_without_read_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write_checkpoint(tmp_path, state(4))
+    monkeypatch.setattr("zipfile.ZipFile", refuse)  # the superuser may read all files
+    with pytest.raises(PermissionError):
+        newest_good_checkpoint(tmp_path)
+
+
 def test_a_run_without_checkpoints_has_no_newest_checkpoint_and_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert newest_good_checkpoint(tmp_path) is None
     with pytest.raises(ValueError, match=r"gone\.pt: no such checkpoint; expected a file such as RUN/checkpoints"):

@@ -1,21 +1,26 @@
 """All ranks of a run end together."""
 
+import resource
+import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from caaseg.errors import CaasegError
-from caaseg.evaluation.evaluate import evaluate
+from caaseg.evaluation.evaluate import evaluate, join_processes
 from caaseg.models import load_model
 from caaseg.models.predictor import Predictor
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
+from caaseg.training.loop import StopSignals
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.ranks import LostRankError, end_together, joined_ranks
-from caaseg.training.setup import open_split
+from caaseg.training.setup import open_split, resolve_processes
 from tests import processes
 from tests.processes import exit_with_command, run_ranks
 from tests.training.small import WORDS
@@ -94,9 +99,7 @@ def test_a_rank_that_fails_ends_the_others_with_one_message(
 
 @pytest.mark.slow
 def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path: Path) -> None:
-    """The run fails when it saves its best model, because best is a file."""
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "best").write_text("a file where a directory is to be written")
+    """The run fails when it saves its best model, because files must be smaller, as on a full disk."""
     arguments = [
         "train",
         "scenes/caa_resnet18",
@@ -110,7 +113,8 @@ def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path:
     ]
     command = [sys.executable, "-W", "ignore", "-m", "caaseg", *arguments, "--model.head", "fcn"]
     # The pipe is closed when the last process that writes to it has ended.
-    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (50_000, 50_000))
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, preexec_fn=limit)
     assert result.returncode == 2
     messages = [line for line in result.stderr.splitlines() if line.startswith("caaseg: ")]
     assert len(messages) == 1, result.stderr
@@ -123,6 +127,60 @@ def test_the_error_of_a_lost_rank_is_distinguished_from_other_errors() -> None:
         raise RuntimeError(error)
     with pytest.raises(RuntimeError, match="a bug"), joined_ranks():
         raise RuntimeError("a bug")
+
+
+def stop_rank_1(rank: int, directory: Path) -> None:
+    """Send SIGINT to rank 1 only; exit with the signal that this rank reports."""
+    dist.init_process_group("gloo", init_method=f"file://{directory / 'store'}", rank=rank, world_size=2)
+    with StopSignals(2, torch.device("cpu")) as stop:
+        if rank == 1:
+            signal.raise_signal(signal.SIGINT)
+        while not stop.agreed():
+            pass
+    sys.exit(stop.signal)
+
+
+def test_all_ranks_report_the_signal_that_one_got(tmp_path: Path) -> None:
+    ranks = [processes.start(stop_rank_1, rank, tmp_path) for rank in (0, 1)]
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [signal.SIGINT, signal.SIGINT]
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "x"}, "the environment variable LOCAL_WORLD_SIZE is not set; expected a number, as"),
+        ({"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "x"}, "the environment variable SLURM_NNODES is not set; expected"),
+        ({"SLURM_NTASKS": "x", "SLURM_NNODES": "1"}, "the environment variable SLURM_NTASKS is 'x'; expected a number"),
+        ({"RANK": "5"}, "RANK, LOCAL_RANK or SLURM_PROCID is set and not 0, but neither torchrun nor SLURM started"),
+    ],
+)
+def test_wrong_variables_of_torchrun_and_slurm_are_one_message(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CaasegError, match=message):
+        resolve_processes("cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE is 'two'; expected a number"),
+        ({"WORLD_SIZE": "2"}, "the environment variable RANK is not set"),
+        ({"WORLD_SIZE": "2", "RANK": "5"}, "RANK is 5, but WORLD_SIZE is 2; start all processes with torchrun"),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, "WORLD_SIZE is 2, but .*MASTER_ADDR expected, but not set; start all"),
+    ],
+)
+def test_wrong_variables_of_torchrun_are_one_message_in_other_commands(
+    variables: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CaasegError, match=message), join_processes(torch.device("cpu")):
+        pass
 
 
 def test_without_other_ranks_an_error_is_raised_unchanged() -> None:

@@ -128,6 +128,40 @@ def test_a_run_on_a_full_disk_ends_with_one_message(tmp_path: Path, capsys: pyte
     assert not list(tmp_path.rglob("*.part*"))
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", "model/README.md", "best/README.md", "report.html"])
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_files_that_no_run_wrote_are_not_replaced(tmp_path: Path, name: str, resume: str | None) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(CaasegError, match=r"exists, but no run wrote it, because there is no .*recipe\.yaml; choose"):
+        train(small_recipe(*FCN), tmp_path, device="cpu", resume=resume)
+    assert contents(tmp_path) == {name: b"mine"}
+
+
+def test_a_run_that_trained_nothing_leaves_no_file_that_stops_the_next(tmp_path: Path) -> None:
+    with file_size_limit(50_000), pytest.raises(CaasegError, match="best: cannot be written"):
+        train(small_recipe(*FCN, "--steps", "1"), tmp_path / "run", device="cpu")
+    assert train(small_recipe(*FCN), tmp_path / "run", device="cpu").finished
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's thread
+def test_a_directory_that_is_deleted_during_the_training_is_one_message(tmp_path: Path) -> None:
+    def delete(progress: Progress) -> None:
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    intervals = ("--steps", "12", "--validate_every", "12", "--checkpoint_every", "12")
+    with pytest.raises(CaasegError, match="run: the run directory was moved or deleted during the training"):
+        train(small_recipe(*FCN, *intervals), tmp_path / "run", device="cpu", progress=delete)
+
+
+def test_the_checkpoint_of_a_run_with_other_settings_is_refused(tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        train(small_recipe(*FCN, "--seed", seed), tmp_path / seed, device="cpu")
+    shutil.copytree(tmp_path / "1" / "checkpoints", tmp_path / "2" / "checkpoints", dirs_exist_ok=True)
+    with pytest.raises(CaasegError, match=r"step-00000002\.pt: the run has different settings: seed was 1 and is 2"):
+        train(small_recipe(*FCN, "--seed", "2"), tmp_path / "2", device="cpu", resume="auto")
+
+
 class ExplodingLoss(CrossEntropy):
     """A finite loss whose gradient is not finite in the second step."""
 

@@ -144,7 +144,9 @@ def write_scenes(directory: Path, number: int) -> None:
         image = Image.fromarray(sample.image.permute(1, 2, 0).numpy())
         image.save(directory / "train" / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
         Image.fromarray(label).save(directory / "trainannot" / f"{sample.name}.png")
-    (directory / "train.txt").write_text("".join(f"{scenes[index].name}\n" for index in range(number)))
+    (directory / "train.txt").write_text(
+        "".join(f"{scenes[index].name}\n" for index in range(number)), encoding="utf-8"
+    )
 
 
 def as_json(workload: Workload, speeds: Sequence[Speed]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The command `caaseg`: finds the function of a command, parses its options and prints errors as one message."""
+"""The command `caaseg`: finds the function of a command and parses its options."""
 
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +12,8 @@ import tyro
 from pydantic import create_model
 
 import caaseg
-from caaseg.cli.terminal import COMMAND_LINE, printable
+from caaseg.cli.exit_codes import exit_code
+from caaseg.cli.terminal import COMMAND_LINE
 from caaseg.config import Recipe
 from caaseg.errors import CaasegError
 from caaseg.recipes import load_recipe
@@ -25,7 +25,6 @@ COMMANDS = {
     "caaseg benchmark": "attention model loader evaluation",
 }
 """`caaseg data list` is the function `data_list` of the module `caaseg.cli.data`, imported when the command is used."""
-Parse = Callable[[Sequence[str]], tuple[Callable[..., int], dict[str, Any]]]
 
 
 def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]:
@@ -47,27 +46,15 @@ def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]
         raise error if is_clear else CaasegError(f"{error}; see {prog} --help") from error
 
 
-def main(arguments: Sequence[str] | None = None, parse: Parse = parse) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 2 for bad input, 1 for a bug. --debug shows the traceback of both."""
     COMMAND_LINE[:] = sys.argv[1:] if arguments is None else arguments
-    try:
+
+    def run() -> int:
         function, values = parse([argument for argument in COMMAND_LINE if argument != "--debug"])
         return function(**values)
-    except KeyboardInterrupt:
-        resumable = "; run the same command to continue" if COMMAND_LINE[0] in ("demo", "predict") else ""
-        print(f"caaseg: interrupted{resumable}", file=sys.stderr)
-        return 130
-    except Exception as error:
-        is_bug = not isinstance(error, CaasegError | OSError)
-        if isinstance(error, RuntimeError):
-            is_bug = not resolve_name("caaseg.models.inference:is_out_of_memory")(error)
-        if is_bug or "--debug" in COMMAND_LINE:
-            traceback.print_exc()
-        message = "this is a bug; please report it with the traceback above" if is_bug else str(error)
-        if isinstance(error, PermissionError) and error.filename is not None:
-            message = f"{error.filename}: permission denied; choose another path, or change its permissions"
-        print(f"caaseg: {printable(message)}", file=sys.stderr)
-        return 1 if is_bug else 2
+
+    return exit_code(run, COMMAND_LINE)
 
 
 def _parse_options(function: Callable[..., int], arguments: Sequence[str], prog: str) -> dict[str, Any]:
@@ -103,7 +90,7 @@ def _function(prog: str) -> Callable[..., int]:
 
 
 def _list_commands(prog: str) -> str:
-    lines = [f"usage: {prog} COMMAND [OPTIONS]\n\n{caaseg.__doc__}\n\ncommands:"]
+    lines = [f"usage: {prog} COMMAND [OPTIONS]\n\n{caaseg.__doc__ or ''}\n\ncommands:"]
     for name in COMMANDS[prog].split():
         text = COMMANDS.get(f"{prog} {name}") or _function(f"{prog} {name}").__doc__ or ""
         lines.append(f"  {name:12}{text.partition(chr(10))[0]}")

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -34,6 +34,8 @@ Figure = Annotated[Path, AfterValidator(_checked_figure)]
 Positive = Annotated[float, Field(gt=0)]
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Scales = Annotated[tuple[Positive, ...], Field(min_length=1)]
+RESULT_SUFFIXES = (".json", ".html")
+MODEL_FILES = ("config.json", "predict.json")
 Overrides = Annotated[Sequence[str], tyro.conf.Suppress]  # the help shows the options of a recipe instead
 
 
@@ -55,13 +57,25 @@ def device_of(name: str) -> "torch.device":
     return device
 
 
-def check_writable(**files: str | Path | None) -> None:
-    """Raise an error if a file cannot be written. Keywords are names of options; "-" is standard output."""
+def check_writable(inputs: Iterable[str | Path | None] = (), **files: str | Path | None) -> None:
+    """Raise an error if a file cannot be written, or is one of the inputs.
+
+    Args:
+        inputs: files and directories that the command reads. Files in them may be replaced if they are results of an
+            earlier command, which end in .json or .html.
+        files: names of options and their values; "-" is standard output.
+    """
+    read = [Path(path).resolve() for path in inputs if path is not None and Path(path).exists()]
     for option, file in files.items():
         if file is not None and file != "-":
-            if str(file) in ("", ".") or Path(file).is_dir():
+            path = Path(file)
+            if str(file) in ("", ".") or path.is_dir():
                 raise CaasegError(f"--{option} is {str(file)!r}; expected the name of a file")
-            _check_permission(Path(file), f"--{option}")
+            is_result = path.suffix in RESULT_SUFFIXES and path.name not in MODEL_FILES
+            inside = any(path.resolve().is_relative_to(one) for one in read)
+            if path.exists() and (path.resolve() in read or (inside and not is_result)):
+                raise CaasegError(f"--{option} is {str(file)!r}, which the command reads; choose another name")
+            _check_permission(path, f"--{option}")
 
 
 def check_directory(path: Path, option: str) -> None:

@@ -44,7 +44,7 @@ def compare(
     from caaseg.reports.compare import comparison_as_json, comparison_lines, draw_comparison, model_names
     from caaseg.reports.figures import save
 
-    check_writable(json=json, out=out)
+    check_writable([*models, root], json=json, out=out)
     if len(models) < 2:
         raise CaasegError(f"{models[0]} is the only model; expected two or more to compare")
     torch_device = device_of(device)

@@ -42,7 +42,7 @@ def conflicts(
     from caaseg.models import load_model
     from caaseg.reports.conflicts import conflict_lines, conflict_table, conflicts_as_json, write_conflicts
 
-    check_writable(json=json)
+    check_writable([model, root], json=json)
     check_directory(out, "--out")
     torch_device = device_of(device)
     data = open_dataset(dataset, root, split)

@@ -21,7 +21,7 @@ def convert(checkpoint: Path, *, out: Path, output_stride: OutputStride = 16, js
     """
     from caaseg.models.convert import convert as convert_weights
 
-    check_writable(json=json)
+    check_writable([checkpoint], json=json)
     result = convert_weights(checkpoint, out, output_stride=output_stride)
     console = console_for(json)
     lines = [f"{len(result.used)} variables converted"]

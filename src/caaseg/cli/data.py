@@ -139,7 +139,7 @@ def data_check(name: str, *, root: Path, json: str | None = None) -> int:
     from caaseg.data.prepare.check import check
     from caaseg.reports.tables import findings_as_json, findings_tables
 
-    check_writable(json=json)
+    check_writable([root], json=json)
     console = console_for(json)
     with progress_bars(console) as report:
         findings = check(name, root, report)
@@ -168,6 +168,7 @@ def data_show(name: str, *, out: Figure, root: Path | None = None, split: str = 
     from caaseg.drawing.sheet import draw_sheet
     from caaseg.reports.figures import save
 
+    check_writable([root], out=out)
     dataset = open_dataset(name, root, split)
     shown = min(samples, len(dataset))
     drawn = [dataset[k * len(dataset) // shown] for k in range(shown)]

@@ -72,7 +72,7 @@ def evaluate(
     from caaseg.models.predictor import Predictor
     from caaseg.reports import evaluation as reports
 
-    check_writable(json=json, page=page)
+    check_writable([model, root], json=json, page=page)
     if submission is not None:
         if dataset != "cityscapes":
             raise CaasegError(f"--submission is for the Cityscapes server, but --dataset is {dataset}; leave it out")

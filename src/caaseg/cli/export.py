@@ -36,7 +36,7 @@ def export(
     from caaseg.models import load_model, with_output_stride
     from caaseg.models.export import export_model
 
-    check_writable(out=out, json=json)
+    check_writable([model], out=out, json=json)
     network = load_model(model)
     if output_stride is not None:
         network = with_output_stride(network, output_stride)

@@ -77,7 +77,7 @@ def predict(
     from caaseg.prediction_directory import OUTPUT_DIRECTORIES
 
     check_directory(out, "--out")
-    check_writable(json=json)
+    check_writable([model, *inputs], json=json)
     options = predictions.PredictOptions(
         size=size,
         scales=scales,

@@ -24,7 +24,8 @@ def recipes(action: Literal["list", "show", "copy"] = "list", name: str | None =
     rows = {f"{table}/{row.name}": row for table, content in TABLES.items() for row in content.rows if row.dataset}
     if action == "list":
         for shipped in recipe_names():
-            print(f"{shipped:52} {(SHIPPED / f'{shipped}.yaml').read_text().partition(chr(10))[0].lstrip('# ')}")
+            first_line = (SHIPPED / f"{shipped}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+            print(f"{shipped:52} {first_line.lstrip('# ')}")
         for row_name, row in rows.items():
             print(f"{row_name:52} {row.title(own_recipe=True)}")
         return 0
@@ -40,6 +41,6 @@ def recipes(action: Literal["list", "show", "copy"] = "list", name: str | None =
     if file.exists():
         raise CaasegError(f"{file}: exists already; give the name of a new file")
     with atomic_write(file) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
     print(f"recipe: {printable(str(file))}")
     return 0

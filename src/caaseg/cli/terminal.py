@@ -2,7 +2,6 @@
 
 import json as json_format
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +36,9 @@ def console_for(json: str | None) -> "Console":
                 lines = [segment.text] if segment.control else map(printable, segment.text.split("\n"))
                 yield Segment("\n".join(lines), segment.style, segment.control)
 
+        def on_broken_pipe(self) -> None:
+            raise  # the BrokenPipeError, instead of an exit without a message
+
     return PlainConsole(stderr=json == "-", markup=False, highlight=False, emoji=False)
 
 
@@ -52,10 +54,10 @@ def write_json(content: dict[str, Any], target: str, console: "Console | None" =
 
     text = json_format.dumps(content, indent=1) + "\n"
     if target == "-":
-        sys.stdout.write(text)
+        print(text, end="")  # nothing if standard output is closed
         return
     with atomic_write(Path(target)) as temporary:
-        temporary.write_text(text)
+        temporary.write_text(text, encoding="utf-8")
     if console is not None:
         console.print(f"numbers: {target}", soft_wrap=True, highlight=False)
 

@@ -346,6 +346,11 @@ def _collate_or_error(samples: Sequence[Sample | str]) -> Batch | str:
     return collate([sample for sample in samples if not isinstance(sample, str)]) if error is None else error
 
 
+def is_lost_worker(error: BaseException) -> bool:
+    """Return whether an error says that a loading process was killed. torch raises it wherever the main process is."""
+    return isinstance(error, RuntimeError) and "DataLoader worker" in str(error)
+
+
 def _leave_process_group(worker: int) -> None:
     """Prevent Ctrl-C, or a SIGTERM to the process group, from ending a worker.
 

@@ -148,6 +148,18 @@ class Process(NamedTuple):
     ranks: int
 
 
+def environment_integer(name: str, default: str | None = None) -> int:
+    """Return the value of an environment variable that torchrun or SLURM sets; CaasegError if it is not a number."""
+    text = os.environ.get(name, default)
+    if text is None or not text.isdecimal():
+        found = "is not set" if text is None else f"is {text!r}"
+        raise CaasegError(
+            f"the environment variable {name} {found}; expected a number, as torchrun and SLURM set it; unset the "
+            "variables of torchrun and SLURM to start a single process"
+        )
+    return int(text)
+
+
 @contextmanager
 def join_processes(device: torch.device, *, timeout: timedelta | None = None) -> Iterator[Process]:
     """Join the processes started by torchrun, if any, each on its own GPU if `device` is a GPU.
@@ -156,14 +168,19 @@ def join_processes(device: torch.device, *, timeout: timedelta | None = None) ->
         device: the kind of device to use.
         timeout: how long a process waits for the others; None is torch's default.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = environment_integer("WORLD_SIZE", "1")
     if ranks == 1:
         yield Process(device, 0, 1)
         return
+    if (rank := environment_integer("RANK")) >= ranks:
+        raise CaasegError(f"RANK is {rank}, but WORLD_SIZE is {ranks}; start all processes with torchrun")
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        device = torch.device("cuda", environment_integer("LOCAL_RANK"))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
+    except ValueError as error:  # an environment variable is missing or not valid
+        raise CaasegError(f"WORLD_SIZE is {ranks}, but {error}; start all processes with torchrun") from error
     try:
         yield Process(device, dist.get_rank(), ranks)
     finally:

@@ -63,6 +63,8 @@ def convert(source: Path, out: Path, *, output_stride: OutputStride = 16) -> Con
         out: directory of the model; for backbone weights, a .safetensors file for `pretrained`.
         output_stride: output stride of the model. The weights fit both, and the checkpoint does not contain it.
     """
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise CaasegError(f"{out}: already exists; expected a new path, because a conversion overwrites nothing")
     if source.suffix in (".h5", ".hdf5"):
         arrays = _read_h5(source)
         return _convert(source, out, {n: a.shape for n, a in arrays.items()}, arrays.__getitem__, [], output_stride)

@@ -5,6 +5,7 @@ height and width are dynamic.
 """
 
 import copy
+import io
 import json
 import math
 import operator
@@ -22,7 +23,7 @@ import caaseg
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
-from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel
+from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel, disable_telemetry
 from caaseg.models.segmenter import Segmenter
 
 Format = Literal["onnx", "torch"]
@@ -113,6 +114,7 @@ def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
 
 def _check_exporter() -> None:
     """Raise an error if a package for ONNX export is missing."""
+    disable_telemetry()
     for name in ("onnx", "onnxscript", "onnxruntime"):
         try:
             import_module(name)
@@ -134,7 +136,9 @@ def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Calla
 
 def _write_torch(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:
     _replace_ceil(program)
-    torch.export.save(program, path, extra_files={f"{METADATA}.json": description})
+    content = io.BytesIO()  # torch aborts the process if it cannot write to a full disk
+    torch.export.save(program, content, extra_files={f"{METADATA}.json": description})
+    path.write_bytes(content.getbuffer())
     module: Callable[[Tensor], Tensor] = torch.export.load(path).module()
     return module
 

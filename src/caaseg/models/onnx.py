@@ -1,6 +1,7 @@
 """ONNX models run by onnxruntime, described by the metadata that `caaseg export` writes into the file."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,11 @@ class OnnxModel(Predictable):
         return torch.from_numpy(logits).to(images.device)
 
 
+def disable_telemetry() -> None:
+    """Turn off onnxruntime's telemetry, which writes into the home directory and sends data. Call before its import."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+
 def onnx_files(path: Path) -> list[Path]:
     """Return the files of an ONNX model: its own, then those with external weights."""
     try:
@@ -90,13 +96,14 @@ def _locations(message: Any) -> set[str]:
 
 
 def _session(path: Path, device: torch.device) -> Any:
+    disable_telemetry()
     try:
         import onnxruntime
     except ImportError as error:
         raise CaasegError(f"{path}: running it needs onnxruntime, which is not installed; {INSTALL}") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.log_severity_level = 3  # errors only, and those are raised
+    options.log_severity_level = 4  # errors are raised
     gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
     usable = [name for name in gpu if name in onnxruntime.get_available_providers()]
     try:

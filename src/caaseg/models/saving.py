@@ -108,9 +108,9 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
             atomic_write(directory / CARD_FILE) as card_file,
         ):
             save_file(tensors, weights_file, metadata={"format": "pt"})
-            config_file.write_text(config)
+            config_file.write_text(config, encoding="utf-8")
             shutil.copymode(config_file, weights_file)  # safetensors makes it readable by its owner only
-            card_file.write_text(card)
+            card_file.write_text(card, encoding="utf-8", errors="backslashreplace")
         if not push_to_hub:
             return None
         return str(self.push_to_hub(repo_id or directory.name, model_card_kwargs=card_kwargs, **push_to_hub_kwargs))

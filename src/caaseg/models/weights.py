@@ -27,7 +27,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise CaasegError(f"{path}: {found}; expected weights in a .safetensors or PyTorch file")
     if path.suffix == ".safetensors":
         try:
+            path.open("rb").close()  # safetensors reports a file without read permission as missing
             return load_file(path)
+        except PermissionError:
+            raise
         except (SafetensorError, OSError, ValueError) as error:
             raise CaasegError(f"{path}: damaged or not a safetensors file ({error}); download it again") from error
     if path.suffix not in PYTORCH_SUFFIXES:

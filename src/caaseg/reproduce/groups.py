@@ -90,7 +90,7 @@ def _ratio(time: float | None, reference: float | None) -> str:
 def write_groups(measurements: Sequence[Measurement], directory: Path, origin: Mapping[str, Any]) -> None:
     """Write groups.md, groups.json and groups.png."""
     with atomic_write(directory / "groups.md") as temporary:
-        temporary.write_text(groups_markdown(measurements))
+        temporary.write_text(groups_markdown(measurements), encoding="utf-8")
     with atomic_write(directory / "groups.json") as temporary:
-        temporary.write_text(json.dumps({**origin, **groups_as_json(measurements)}, indent=1) + "\n")
+        temporary.write_text(json.dumps({**origin, **groups_as_json(measurements)}, indent=1) + "\n", encoding="utf-8")
     save(draw_groups(measurements), directory / "groups.png")

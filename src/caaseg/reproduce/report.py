@@ -226,9 +226,11 @@ def write_grid_report(grid: Grid, origin: Mapping[str, Any]) -> GridReport:
     report = grid_report(grid)
     path = grid.directory / grid.name
     with atomic_write(path.with_suffix(".md")) as temporary:
-        temporary.write_text(markdown(report))
+        temporary.write_text(markdown(report), encoding="utf-8")
     with atomic_write(path.with_suffix(".json")) as temporary:
-        temporary.write_text(json.dumps({**origin, "table": grid.name, **as_json(report)}, indent=1) + "\n")
+        temporary.write_text(
+            json.dumps({**origin, "table": grid.name, **as_json(report)}, indent=1) + "\n", encoding="utf-8"
+        )
     save(draw_grid(report), path.with_suffix(".png"))
     return report
 

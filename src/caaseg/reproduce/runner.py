@@ -125,7 +125,7 @@ def read_cell(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if not {"recipe", "scores", "hardware"} <= content.keys():
             raise ValueError("keys are missing")
     except (ValueError, AttributeError) as error:
@@ -224,7 +224,7 @@ def _run_cell(
         if score_of(record, protocol) is None:
             record["scores"].append(_score(model, cell.recipe, protocol, evaluation))
     with atomic_write(grid.file(cell)) as temporary:
-        temporary.write_text(json.dumps(record, indent=1) + "\n")
+        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def _train(

@@ -56,15 +56,23 @@ def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> tup
             raise CaasegError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
         return None
     if path.exists():
-        differences = load_recipe(path).differences(recipe)
-        changed = {key: values for key, values in differences.items() if key not in MAY_CHANGE}
-        if changed:
-            listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
-            raise CaasegError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
+        _check_same_settings(path, load_recipe(path), recipe)
     if str(resume) != "auto":
         return Path(resume), read_checkpoint(Path(resume))
     state = newest_good_checkpoint(run)
-    return None if state is None else (_path(run, state["step"]), state)
+    if state is None:
+        return None
+    found = _path(run, state["step"])
+    if "recipe" in state:  # not in checkpoints of earlier versions
+        _check_same_settings(found, Recipe.read(state["recipe"], f"{found}: "), recipe)
+    return found, state
+
+
+def _check_same_settings(source: Path, before: Recipe, now: Recipe) -> None:
+    changed = {key: two for key, two in before.differences(now).items() if key not in MAY_CHANGE}
+    if changed:
+        listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
+        raise CaasegError(f"{source}: the run has different settings: {listed}; use the same, or another --out")
 
 
 def check_state(
@@ -145,6 +153,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         described = [state.get("config", {}), data, *(data.values() if isinstance(data, dict) else ())]
         if not all(isinstance(part, dict) for part in described):
             raise ValueError("expected dictionaries as config and data")
+    except PermissionError:
+        raise  # not damaged: an earlier checkpoint is no replacement
     except pickle.UnpicklingError as error:
         raise CaasegError(f"{path}: refused, because it contains more than tensors and plain values") from error
     except (ValueError, RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:

@@ -56,17 +56,21 @@ class TensorBoardLogger:
     def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
+        self._run = run.directory
         self._events: Any = SummaryWriter(str(run.directory / "tensorboard"), purge_step=run.start + 1)
 
     def write(self, entry: Entry) -> None:
-        for name, value in entry.values.items():
-            self._events.add_scalar(name, value, entry.step)
+        with explain_write_error(self._run, "tensorboard"):
+            for name, value in entry.values.items():
+                self._events.add_scalar(name, value, entry.step)
 
     def sync(self) -> None:
-        self._events.flush()
+        with explain_write_error(self._run, "tensorboard"):
+            self._events.flush()
 
     def close(self) -> None:
-        self._events.close()
+        with explain_write_error(self._run, "tensorboard"):
+            self._events.close()
 
 
 class CSVLogger:
@@ -87,7 +91,7 @@ class CSVLogger:
         with (
             explain_write_error(self._directory, CSV_FILE),
             atomic_write(self._directory / CSV_FILE) as temporary,
-            temporary.open("w", newline="") as file,
+            temporary.open("w", newline="", encoding="utf-8") as file,
         ):
             table = csv.DictWriter(file, columns)
             table.writeheader()
@@ -179,10 +183,10 @@ def _key(entry: Entry) -> tuple[int, tuple[str, ...]]:
 
 
 def _stored_id(path: Path) -> str | None:
-    return path.read_text().strip() if path.is_file() else None
+    return path.read_text(encoding="utf-8").strip() if path.is_file() else None
 
 
 def _store_id(path: Path, identity: str) -> str:
     with explain_write_error(path.parent, path.name), atomic_write(path) as temporary:
-        temporary.write_text(f"{identity}\n")
+        temporary.write_text(f"{identity}\n", encoding="utf-8")
     return identity

@@ -243,6 +243,10 @@ def is_finished(recipe: Recipe, step: int, best: dict[str, Any]) -> bool:
     return step >= recipe.steps or step - best["step"] >= recipe.early_stopping * recipe.validate_every
 
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Signals that stop a run after a step."""
+
+
 class StopSignals:
     """Turns SIGTERM and SIGINT into a request to stop after a step, the same step on all ranks.
 
@@ -252,12 +256,12 @@ class StopSignals:
     def __init__(self, ranks: int, device: torch.device) -> None:
         self.signal: int | None = None
         self._ranks, self._device = ranks, device
-        self._votes: Tensor | None = None  # number of ranks with a request, one step ago
+        self._votes: Tensor | None = None  # number of ranks that got each of SIGNALS, one step ago
         self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
         if threading.current_thread() is threading.main_thread():  # Python allows handlers there only
-            self._handlers = {number: signal.signal(number, self._stop) for number in (signal.SIGTERM, signal.SIGINT)}
+            self._handlers = {number: signal.signal(number, self._stop) for number in SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -272,9 +276,13 @@ class StopSignals:
         """Return whether all ranks stop after this step. Ranks vote; votes are read a step later, without waiting."""
         if self._ranks == 1:
             return self.signal is not None
-        agreed = self._votes is not None and bool(self._votes)
-        self._votes = sum_over_ranks(torch.tensor(int(self.signal is not None), device=self._device))
-        return agreed
+        got = (
+            [] if self._votes is None else [number for number, votes in zip(SIGNALS, self._votes, strict=True) if votes]
+        )
+        self._votes = sum_over_ranks(torch.tensor([int(self.signal == number) for number in SIGNALS]).to(self._device))
+        if got and self.signal is None:  # another rank got it first: all ranks report the same signal
+            self.signal = got[0]
+        return bool(got)
 
 
 def save_model(model: Segmenter, run: Path, name: str, recipe: Recipe, step: int, mean_iou: float | None) -> None:

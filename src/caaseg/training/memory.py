@@ -103,7 +103,7 @@ def total_bytes() -> int | None:
 def available_bytes() -> int | None:
     """Return the memory that is free now; the total if that is unknown, None if both are unknown."""
     try:
-        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        found = re.search(r"^MemAvailable: +(\d+) kB$", Path("/proc/meminfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
         found = None
     return total_bytes() if found is None else 1024 * int(found[1])

@@ -39,8 +39,8 @@ class MetricsLog:
         history = read_metrics(path)
         lines = [line for line in history if line["step"] <= step]
         with explain_write_error(run, FILE), atomic_write(path) as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        self._run, self._file = run, path.open("a")
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        self._run, self._file = run, path.open("a", encoding="utf-8")
         logged = LoggedRun(run, step, [_entry(**line) for line in history], settings or {})
         self._loggers = [LOGGERS[name](logged) for name in dict.fromkeys(loggers)]
 

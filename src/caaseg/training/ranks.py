@@ -21,6 +21,11 @@ GRACE_S = 10
 """Seconds that a failed process has to print its message and end."""
 
 
+_LOST_GROUPS: list[Any] = []
+"""Process groups of runs that failed. They live until the process ends, because torch's destructor of a group can wait
+forever for a thread that communicates with a lost rank."""
+
+
 class LostRankError(CaasegError):
     """Another process of the run has ended, or does not answer."""
 
@@ -80,6 +85,8 @@ def joined_ranks() -> Iterator[list["Popen[bytes]"]]:
         with _explain_lost_rank():
             yield started
     except BaseException as error:
+        if is_distributed():
+            _LOST_GROUPS.append(dist.group.WORLD)
         _end_processes(started, error)
         raise
     finally:

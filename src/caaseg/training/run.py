@@ -5,6 +5,7 @@ highest validation score) and, when the run is finished, model/.
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -105,6 +106,7 @@ def train(
                 model.backbone.requires_grad_(False)
             identity = {
                 "config": model.config.as_dict(),
+                "recipe": recipe.as_dict(),
                 "data": {"train": fingerprint(train_data), "val": fingerprint(val_data)} if is_first_rank() else {},
             }
             if checkpoint is not None:
@@ -115,6 +117,7 @@ def train(
                 return TrainingResult.finished_before(run, state, recipe)
             if is_first_rank():
                 warn_about_warmup(recipe.steps, recipe.optimizer)
+                _check_own_files(run)
                 read_metrics(run / METRICS)  # raises if a line is damaged
                 directory.enter_context(_saved_recipe(recipe, run))
         model = synchronize_batch_norm(model, processes)
@@ -151,16 +154,28 @@ def _initial_architecture(init_from: str, run: Path, resume: str | Path | None) 
     return config
 
 
+def _check_own_files(run: Path) -> None:
+    """Raise CaasegError if a directory without a run has files with the names of a run's: they are the user's."""
+    found = [name for name in (METRICS, "best", "model", "report.html") if (run / name).exists()]
+    if found and not (run / RECIPE).exists():
+        raise CaasegError(
+            f"{run / found[0]}: exists, but no run wrote it, because there is no {run / RECIPE}; choose another --out, "
+            "or move it"
+        )
+
+
 @contextmanager
 def _saved_recipe(recipe: Recipe, run: Path) -> Iterator[None]:
-    """Write recipe.yaml. If no checkpoint exists at the end, delete it: the directory is free for other settings."""
+    """Write recipe.yaml. If nothing is trained, delete the files at the end: the directory is free for another run."""
     with explain_write_error(run, RECIPE), atomic_write(run / RECIPE) as temporary:
-        temporary.write_text(recipe_text(recipe))
+        temporary.write_text(recipe_text(recipe), encoding="utf-8")
     try:
         yield
     finally:
         if newest_step(run) == 0:
-            (run / RECIPE).unlink(missing_ok=True)
+            for name in (RECIPE, METRICS):
+                (run / name).unlink(missing_ok=True)
+            shutil.rmtree(run / "best", ignore_errors=True)
 
 
 def _rebuild_model(recipe: Recipe, run: Path, model: Segmenter, state: dict[str, Any]) -> None:

@@ -41,6 +41,8 @@ def explain_write_error(run: Path, name: str) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):  # the file writer of torch.save
             raise
         reason = f"{error.strerror}, " if isinstance(error, OSError) and error.strerror else ""
+        if not run.is_dir():
+            raise CaasegError(f"{run}: the run directory was moved or deleted during the training") from error
         free = shutil.disk_usage(run).free
         raise CaasegError(
             f"{run / name}: cannot be written ({reason}{free / 1e9:,.2f} GB of disk space are free); free some space, "

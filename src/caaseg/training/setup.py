@@ -16,6 +16,7 @@ from caaseg.data.catalogue import find, open_dataset
 from caaseg.data.resized import short_sides
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
+from caaseg.evaluation.evaluate import environment_integer
 from caaseg.models import Segmenter
 from caaseg.models.heads import resolve_head
 from caaseg.models.saving import CLASSIFIERS
@@ -58,11 +59,17 @@ def resolve_processes(device: str, devices: int) -> Processes:
     if resolved.type == "mps" and not torch.backends.mps.is_available():
         raise CaasegError("device is mps, which this machine does not have; use cpu")
     if torch.distributed.is_torchelastic_launched():
-        local = int(os.environ["LOCAL_WORLD_SIZE"])
-        return Processes(resolved, local, int(os.environ["WORLD_SIZE"]) // local)
+        local, total = environment_integer("LOCAL_WORLD_SIZE"), environment_integer("WORLD_SIZE")
+        return Processes(resolved, local, total // max(local, 1))
     if are_ranks_running():
-        machines = int(os.environ["SLURM_NNODES"])
-        return Processes(resolved, int(os.environ["SLURM_NTASKS"]) // machines, machines)
+        machines, total = environment_integer("SLURM_NNODES"), environment_integer("SLURM_NTASKS")
+        return Processes(resolved, total // max(machines, 1), machines)
+    if not is_first_rank() and (devices == 1 or "LOCAL_RANK" not in os.environ):
+        # It would train, but leave all files to the first rank.
+        raise CaasegError(
+            "RANK, LOCAL_RANK or SLURM_PROCID is set and not 0, but neither torchrun nor SLURM started this process; "
+            "unset these environment variables, or use torchrun"
+        )
     if resolved.type == "cuda":
         available, index = torch.cuda.device_count(), resolved.index or 0
         if max(devices, index + 1) > available:

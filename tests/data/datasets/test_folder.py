@@ -295,6 +295,8 @@ def test_mask_classes_can_be_given(tmp_path: Path) -> None:
         ("classes: [a]\nother: 1", "expected only classes: and optionally ignore:"),
         ("classes: 3", "classes is 3; expected names, or names with values or colors"),
         ("classes: [a, no]", "the name False is not text; put it in quotes"),
+        ('classes: [a, "\\ud800"]', "is not valid Unicode; correct it"),
+        ("classes: [a]\nclasses: [b]", "the key 'classes' occurs twice"),
         ("classes: {a: -1}", "-1 is not a mask value; expected an integer or a color"),
         ("classes: {a: [1, 2]}", r"\[1, 2\] is not a mask value"),
         ("classes: {a: [1, 2, 256]}", r"\[1, 2, 256\] is not a mask value"),

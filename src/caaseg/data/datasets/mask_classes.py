@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from caaseg.config import has_surrogates
 from caaseg.data.decode import read_color_mask, read_mask
 from caaseg.data.labels import MAX_CLASSES, ColorTable, LabelTable, abbreviate, distinct_colors
 from caaseg.data.sample import IGNORE, BadFileError, Color
@@ -99,6 +100,8 @@ def read_classes_file(path: Path) -> MaskClasses:
     for name, _ in pairs:
         if not isinstance(name, str):  # YAML reads no and on as booleans
             raise BadFileError(f"{path}: the name {name!r} is not text; put it in quotes")
+        if has_surrogates(name):
+            raise BadFileError(f"{path}: the name {name!r} is not valid Unicode; correct it")
     classes = {name: _parse_value(value, path) for name, value in pairs}
     ignore = tuple(_parse_value(value, path) for value in ignored)
     values = [*classes.values(), *ignore]

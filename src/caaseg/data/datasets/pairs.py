@@ -99,6 +99,8 @@ def check_split(dataset: str, split: str, known: Iterable[str]) -> None:
 def read_names(path: Path, advice: str) -> list[str]:
     """Read a list of names, one per line; `advice` says what to do if the file is missing."""
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would block
+            raise ValueError("not a regular file")
         text = path.read_text(encoding="utf-8")
         if "\0" in text:
             raise ValueError("it has a null byte, which no file name has")

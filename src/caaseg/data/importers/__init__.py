@@ -1,5 +1,7 @@
 """Import label exports of annotation tools into a dataset directory with images/, masks/ and classes.yaml."""
 
+import csv
+import errno
 import shutil
 import tempfile
 from collections import Counter
@@ -10,11 +12,12 @@ from typing import NamedTuple
 import yaml
 from PIL import Image
 
+from caaseg.config import has_surrogates
 from caaseg.data.datasets.mask_classes import CLASSES_FILE
 from caaseg.data.decode import read_size
 from caaseg.data.importers import coco, cvat, label_studio, labelme, roboflow, voc, yolo
 from caaseg.data.importers.export import Drawing, Export, LabeledImage, read_annotations
-from caaseg.data.importers.shapes import Overlaps
+from caaseg.data.importers.shapes import MALFORMED, Overlaps
 from caaseg.data.labels import MAX_CLASSES
 from caaseg.data.prepare import Progress
 from caaseg.data.sample import IGNORE, BadFileError
@@ -81,15 +84,23 @@ def import_labels(
         raise BadFileError(f"{path}: an export of {export.format} without images; expected at least one")
     if len(export.classes) > MAX_CLASSES:
         raise BadFileError(f"{path}: {len(export.classes)} classes; expected at most {MAX_CLASSES}")
+    for name in export.classes:
+        if has_surrogates(name):
+            raise BadFileError(f"{path}: the class {name!r} is not valid Unicode; rename it in the annotation tool")
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
         partial = Path(name) / out.name
         names, faults = _write(export, partial, skip_faulty, progress)
         if not names:
             raise BadFileError(f"{faults[0]} (all {len(faults)} images are faulty)")
-        if out.exists():
-            out.rmdir()
-        partial.rename(out)
+        try:
+            if out.exists():
+                out.rmdir()
+            partial.rename(out)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise CaasegError(f"{out}: another process wrote it during this import; nothing was overwritten") from error
     splits = Counter(name.rpartition("/")[0] for name in names)
     return ImportResult(export.format, export.classes, dict(splits), faults, export.unlabeled)
 
@@ -99,7 +110,16 @@ def read_export(path: Path, file_format: str, images: Path | None, drawing: Draw
     if file_format != "auto" and file_format not in FORMATS:
         raise CaasegError(f"--format is {file_format!r}; expected auto or any of {', '.join(FORMATS)}")
     for name, read in FORMATS.items():
-        if file_format in ("auto", name) and (export := read(path, images, drawing)):
+        try:
+            export = read(path, images, drawing) if file_format in ("auto", name) else None
+        except (BadFileError, OSError):
+            raise
+        except (*MALFORMED, csv.Error) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise BadFileError(
+                f"{path}: damaged, or not in the format {name} ({reason}); export the labels again"
+            ) from error
+        if export is not None:
             read_annotations.cache_clear()
             return export._replace(images=_unique(export.images))
     expected = f"an export in the format {file_format}" if file_format != "auto" else f"any of {', '.join(FORMATS)}"

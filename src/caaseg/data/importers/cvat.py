@@ -18,7 +18,7 @@ from caaseg.data.sample import BadFileError
 def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
     """Read the XML file of a CVAT export, or the only one in a directory. None if there is none."""
     files = [path] if path.is_file() else [*sorted(path.glob("*.xml")), *sorted(path.glob("annotations/*.xml"))]
-    roots = [(file, _parse(file)) for file in files if file.suffix.lower() == ".xml"]
+    roots = [(file, _parse(file)) for file in files if file.suffix.lower() == ".xml" and file.is_file()]
     roots = [(file, root) for file, root in roots if root.tag == "annotations"]
     if not roots:
         return None

@@ -148,4 +148,4 @@ def json_files(path: Path) -> Iterator[Path]:
         yield from [path] if path.suffix.lower() == ".json" else []
     else:
         for pattern in ("*.json", "*/*.json", "*/*/*.json"):
-            yield from sorted(path.glob(pattern))
+            yield from (file for file in sorted(path.glob(pattern)) if file.is_file())  # reading a pipe would block

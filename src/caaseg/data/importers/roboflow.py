@@ -17,7 +17,8 @@ CLASSES = "_classes.csv"
 
 def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
     """Read a directory with _classes.csv in it or in its subdirectories. None if there is none."""
-    directories = [file.parent for file in [*path.glob(CLASSES), *sorted(path.glob(f"*/{CLASSES}"))]]
+    files = [*path.glob(CLASSES), *sorted(path.glob(f"*/{CLASSES}"))]
+    directories = [file.parent for file in files if file.is_file()]
     if not directories:
         return None
     tables = [_classes(directory / CLASSES) for directory in directories]

@@ -15,6 +15,8 @@ from caaseg.data.sample import BadFileError
 Overlaps = Literal["area", "order"]
 """Which region is on top where several overlap: the smaller one, or the one that the export lists later."""
 Points = Sequence[tuple[float, float]]
+MALFORMED = (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
+"""Errors of readers that find other types or values than the format has."""
 MAX_POINTS = 20_000
 
 
@@ -55,7 +57,7 @@ def draw_regions(
             )
         try:
             drawn.append((region.mask(*size), ids[region.label]))
-        except ValueError as error:
+        except MALFORMED as error:
             raise BadFileError(f"{region.source}: {error}; correct it in the annotation tool") from error
     if overlaps == "area":
         drawn.sort(key=lambda mask_and_id: -int(mask_and_id[0].sum()))

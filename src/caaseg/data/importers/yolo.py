@@ -5,13 +5,14 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 from caaseg.data.importers.export import Drawing, Export, LabeledImage, sample_name, split_of
 from caaseg.data.importers.shapes import Points, Region, polygon_mask
 from caaseg.data.sample import BadFileError
+from caaseg.errors import CaasegError
+from caaseg.files import read_yaml
 
 
 def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
@@ -38,8 +39,8 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
 def _names(file: Path) -> list[str] | None:
     """Return the class names of a YAML file by number; None if it has none."""
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        content = read_yaml(file, "export the labels again")
+    except CaasegError:
         return None
     names = content.get("names") if isinstance(content, dict) else None
     if isinstance(names, dict) and sorted(names) == list(range(len(names))):

@@ -136,7 +136,7 @@ def _fetch_rest(
     if have:
         request.add_header("Range", f"bytes={have}-")
         if _tag_path(part).is_file():  # if the file changed since, the server sends all of it
-            request.add_header("If-Range", _tag_path(part).read_text())
+            request.add_header("If-Range", _tag_path(part).read_text(encoding="utf-8"))
     try:
         response: HTTPResponse = urlopen(request, timeout=TIMEOUT_S)
     except HTTPError as error:
@@ -164,7 +164,7 @@ def _fetch_rest(
         tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
         _tag_path(part).unlink(missing_ok=True)
         if tag and not tag.startswith("W/"):
-            _tag_path(part).write_text(tag)
+            _tag_path(part).write_text(tag, encoding="utf-8")
         with open(part, "ab" if resumed else "wb") as file:
             window_start, window_bytes = clock(), 0
             while chunk := response.read1(CHUNK):

@@ -16,6 +16,7 @@ from caaseg.data.prepare.download import check_sha1, download
 from caaseg.data.prepare.unpack import unpack
 from caaseg.data.sample import BadFileError
 from caaseg.errors import CaasegError
+from caaseg.files import lock_name
 
 
 def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Progress) -> None:
@@ -80,19 +81,22 @@ def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str]
             f"{needed[0].page}, put them at {' and '.join(map(str, by_hand))}, and run the same command again"
         )
     root.mkdir(parents=True, exist_ok=True)
-    for archive in needed:
-        file = root / archive.file
-        if file.exists():
-            check_sha1(file, archive.sha1, progress)
-        else:
-            address = addresses.get(file.name, archive.address)
-            assert address is not None  # archives to download by hand exist
-            max_bytes = archive.max_gigabytes * 10**9
-            download(address, file, sha1=archive.sha1, progress=progress, max_bytes=max_bytes)
-        if missing := _missing(archive, root):
-            unpack(file, missing, progress)
-    if info.conversion and (job := info.conversion(root)):
-        convert(job, progress)
+    with lock_name(root, "prepare", wait=False) as is_locked:
+        if not is_locked:
+            raise CaasegError(f"{root}: another process is preparing this directory; wait until it ends")
+        for archive in needed:
+            file = root / archive.file
+            if file.exists():
+                check_sha1(file, archive.sha1, progress)
+            else:
+                address = addresses.get(file.name, archive.address)
+                assert address is not None  # archives to download by hand exist
+                max_bytes = archive.max_gigabytes * 10**9
+                download(address, file, sha1=archive.sha1, progress=progress, max_bytes=max_bytes)
+            if missing := _missing(archive, root):
+                unpack(file, missing, progress)
+        if info.conversion and (job := info.conversion(root)):
+            convert(job, progress)
 
 
 def _is_needed(archive: Archive, root: Path) -> bool:
