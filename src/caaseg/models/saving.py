@@ -231,6 +231,17 @@ def shipped_models() -> list[str]:
     return sorted(path.parent.name for path in SHIPPED.glob(f"*/{CONFIG}"))
 
 
+def read_license(source: str | Path) -> str | None:
+    """Return the license in the card of a saved model, or None if there is no card, or none in it."""
+    if str(source).startswith(HUB) or str(source).lower().endswith(".onnx"):
+        return None
+    card = _find_directory(source, None) / CARD_FILE
+    text = card.read_text(errors="replace") if card.is_file() else ""
+    settings = text.partition("---\n")[2].partition("\n---")[0].splitlines()
+    found = (line.removeprefix("license:").strip("'\" ") for line in settings if line.startswith("license:"))
+    return next(found, None)
+
+
 def read_config(path: Path) -> ModelConfig:
     """Read and validate a model's config.json."""
     content = read_json(path, "expected the JSON that save_pretrained wrote")
