@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import signal
 import sys
 import zipfile
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from caaseg.cli import main
@@ -18,6 +20,7 @@ from caaseg.errors import CaasegError
 from caaseg.files import lock_name
 from caaseg.models.heads.base import Head
 from caaseg.models.heads.fcn import FCNHead
+from caaseg.models.loading import load_model
 from caaseg.models.segmenter import Segmenter
 from tests import processes
 from tests.small_models import scenes_model, small_model, varied_model
@@ -27,7 +30,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 
 from starlette.testclient import TestClient
 
-from caaseg.app import server
+from caaseg.app import samples, server
 from caaseg.app.photos import MissingPhotoError, Photos, upload_directory
 from caaseg.app.predictions import AppModel, Predictions
 from caaseg.app.protection import KnownHosts
@@ -348,3 +351,44 @@ def test_only_known_hosts_are_served(header: str, is_known: bool) -> None:
     async def app(*_: Any) -> None: ...
 
     assert KnownHosts(app, names=["localhost", "Box.lan"]).is_known(header) == is_known
+
+
+def predicted_by_command(model: str, photos: list[Path], out: Path) -> list[NDArray[np.uint8]]:
+    assert main(["predict", model, *map(str, photos), "--out", str(out), "--device", "cpu"]) == 0
+    return [np.asarray(Image.open(out / "labels" / f"{photo.stem}.png")) for photo in photos]
+
+
+@pytest.mark.slow
+def test_app_command_and_library_give_identical_labels_for_20_photos(open_app: Open, tmp_path: Path) -> None:
+    small = varied_model(short_sides=(48, 64, 80))
+    small.save_pretrained(tmp_path / "small")
+    sizes = [(9, 14), (30, 20), (48, 48), (64, 97), (80, 200), (81, 120), (150, 90), (200, 333), (333, 500), (700, 900)]
+    drawn = [tmp_path / f"drawn{k}.{'png' if k % 2 else 'jpg'}" for k in range(len(sizes))]
+    for (height, width), path in zip(sizes, drawn, strict=True):
+        path.write_bytes(photo_bytes(height, width, "PNG" if path.suffix == ".png" else "JPEG"))
+    real = sorted((Path(__file__).parents[2] / "shared" / "data" / "camvid" / "test").glob("*.jpg"))[::30][:5]
+    with Image.open(samples.SAMPLE) as sample:
+        resized = [
+            sample.resize((width, round(0.67 * width)))
+            for width in np.linspace(200, 2500, 10 - len(real)).astype(int).tolist()
+        ]
+    for k, image in enumerate(resized):
+        image.save(tmp_path / f"sample{k}.jpg")
+    photographs = [
+        *(Path(shutil.copy(photo, tmp_path)) for photo in real),
+        *(tmp_path / f"sample{k}.jpg" for k in range(len(resized))),
+    ]
+    camvid = load_model("camvid")
+    assert isinstance(camvid, Segmenter)
+    client = open_app(small, camvid)
+    for number, (model, name, photos) in enumerate(
+        [(small, str(tmp_path / "small"), drawn), (camvid, "camvid", photographs)]
+    ):
+        assert len(photos) == 10
+        by_command = predicted_by_command(name, photos, tmp_path / f"predictions{number}")
+        for photo, expected in zip(photos, by_command, strict=True):
+            by_library = model.predict(photo).labels
+            address = f"/api/photos/{add(client, photo.read_bytes(), photo.name)['id']}/models/{number}/labels.png"
+            by_app = np.asarray(Image.open(io.BytesIO(client.get(address).content)))
+            assert (by_app == by_library).all(), photo
+            assert (by_app == expected).all(), photo

@@ -22,10 +22,11 @@ from caaseg.data.sample import Color
 from caaseg.models.image_size import ImageSize
 from caaseg.models.result import Predictable
 
-MAX_ATTENTION_BYTES = 512 << 20
+MAX_ATTENTION_BYTES = 256 << 20
 """Limit of the memory for predictions and their attention. Those used longest ago are dropped first."""
 GATES = 6  # channels on each side of the chart of gates
 CLASSES = 4  # classes with the largest weights
+MIN_WEIGHT = 0.01  # of a place that is marked
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,7 @@ def _describe(found: ImageAttention, attention: PixelAttention) -> dict[str, Any
                 "label": place.label,
             }
             for place in places
+            if place.weight >= MIN_WEIGHT
         ],
         "by_class": [{"label": k, "weight": by_class[k].item()} for k in order if by_class[k] > 0],
         "gates": None if attention.gates is None else _describe_gates(attention.gates),

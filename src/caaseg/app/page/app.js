@@ -17,7 +17,7 @@ const state = {
   current: null, // the photo that is shown
   size: "auto",
   opacity: 65,
-  hidden: [], // per model, the set of classes that are switched off
+  hidden: [], // per model, the set of classes that are switched off; background from the start
   highlighted: null, // [model, class]
   explained: 0, // model whose attention is shown
   view: "reach",
@@ -125,13 +125,11 @@ async function show(photo) {
   if (mine !== ticket) return false;
   setBusy(null);
   state.current = photo;
-  const ratio = photo.width / photo.height;
+  document.documentElement.style.setProperty("--ratio", photo.width / photo.height);
   for (const stage of stages) {
-    stage.style.setProperty("--ratio", ratio);
     stage.classList.toggle("pixelated", photo.view_width < 320);
     stage.querySelector(".photo").src = photo.image.src;
   }
-  $("attention").parentElement.style.setProperty("--ratio", ratio);
   for (const other of state.photos) other.button.setAttribute("aria-current", String(other === photo));
   showFacts();
   showLists();
@@ -183,7 +181,7 @@ function showLists() {
       drawClasses();
     };
     const heading = element("div", { className: "list-heading" },
-      element("h3", {}, state.page.models.length > 1 ? model.name : "Classes in this photo"),
+      element("h3", {}, state.page.models.length > 1 ? model.short_name : "Classes in this photo"),
       element("button", { type: "button", className: "link", onclick: all(true) }, "all"),
       element("button", { type: "button", className: "link", onclick: all(false) }, "none"));
     const links = element("p", { className: "downloads" }, "Save ",
@@ -241,7 +239,7 @@ function select(pixel) {
   }
   const names = page.models.map((model, k) => {
     const label = labelAt(photo, k, pixel);
-    return element("span", { className: "answer" }, ...(page.models.length > 1 ? [`${model.name}: `] : []), swatch(css(model.palette[label])), element("b", {}, model.classes[label]));
+    return element("span", { className: "answer" }, ...(page.models.length > 1 ? [`${model.short_name}: `] : []), swatch(css(model.palette[label])), element("b", {}, model.classes[label]));
   });
   $("selected").replaceChildren(`Row ${row}, column ${column}: `, ...names, element("a", { href: "#explanation", className: "jump" }, "see its attention"));
   explain();
@@ -312,9 +310,9 @@ function split(value) {
 function setUpTwoModels(models) {
   for (const id of ["compare", "divider", "model-choice", "corner-0", "corner-1"]) $(id).hidden = false;
   models.forEach((model, k) => {
-    $(`corner-${k}`).textContent = model.name;
+    $(`corner-${k}`).textContent = model.short_name;
     const radio = element("input", { type: "radio", name: "explained", checked: k === 0, onchange: () => { state.explained = k; explain(); } });
-    $("model-choice").append(element("label", {}, radio, element("span", {}, model.name)));
+    $("model-choice").append(element("label", {}, radio, element("span", {}, model.short_name)));
   });
   $("split").oninput = () => split(Number($("split").value));
   const divider = $("divider");
@@ -410,7 +408,10 @@ function describeModels(models) {
 async function start() {
   try {
     const page = state.page = await ask("/api/page");
-    state.hidden = page.models.map(() => new Set());
+    state.hidden = page.models.map((model) => new Set([...model.classes.keys()].filter((k) => model.classes[k].toLowerCase() === "background")));
+    const shortNames = page.models.map((model) => model.name.split(/[\\/]/).filter(Boolean).at(-1));
+    const distinct = new Set(shortNames).size === shortNames.length;
+    page.models.forEach((model, k) => { model.short_name = distinct ? shortNames[k] : model.name; });
     describeModels(page.models);
     $("files").accept = ["image/*", ...page.suffixes].join(",");
     $("add-help").textContent = `Several at once, dropped or pasted; up to ${page.max_megabytes} MB each. Photos stay on this machine.`;
