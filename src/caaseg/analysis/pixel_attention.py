@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caaseg.attention import SelfAttention
 from caaseg.attention.axial import softmax_scores
@@ -208,9 +208,10 @@ def predict_with_attention(model: Predictable, image: Tensor, *, size: ImageSize
         image: uint8, (3, H, W).
         size: size at which the image is predicted, as for `Predictor`.
     """
-    predictor = Predictor(model, size=size)
+    network = model.for_prediction()
+    predictor = Predictor(network, size=size)
     image_size = (image.shape[1], image.shape[2])
-    block, reason = _block_to_explain(model, is_tiled=predictor.is_tiled(image_size))
+    block, reason = _block_to_explain(network, is_tiled=predictor.is_tiled(image_size))
     inputs: list[Tensor] = []
     hook = (
         nullcontext()
@@ -224,7 +225,7 @@ def predict_with_attention(model: Predictable, image: Tensor, *, size: ImageSize
     return ImageAttention(labels, maps, predictor.predicted_size(image_size), reason)
 
 
-def _block_to_explain(model: Predictable, *, is_tiled: bool) -> tuple[AttentionBlock | None, str]:
+def _block_to_explain(model: nn.Module, *, is_tiled: bool) -> tuple[AttentionBlock | None, str]:
     """Return the attention block of a model, or None and the reason."""
     if not isinstance(model, Segmenter):
         return None, "An exported model does not show its attention; open the model it was exported from."

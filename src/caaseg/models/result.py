@@ -132,6 +132,10 @@ class Predictable(nn.Module):
 
     config: ModelConfig
 
+    def for_prediction(self) -> nn.Module:
+        """Return the network that predicts, which may be prepared for inference."""
+        return self
+
     @overload
     def predict(self, images: ImageInput, *, probabilities: bool = False, **options: Any) -> Result: ...
     @overload
@@ -152,7 +156,7 @@ class Predictable(nn.Module):
         Returns:
             A Result at the size of the image; a list of results for a list, a generator for a generator.
         """
-        predictor = Predictor(self, **options)
+        predictor = Predictor(self.for_prediction(), **options)
         if isinstance(images, Iterator):
             return (_predict(predictor, image, self.config, probabilities) for image in images)
         if isinstance(images, list | tuple):

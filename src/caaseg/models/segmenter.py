@@ -121,6 +121,12 @@ class Segmenter(Predictable, HubModel):
             regularized=regularized,
         )
 
+    def for_prediction(self) -> "Segmenter":
+        """Return the model with folded batch norm, as `caaseg predict` uses it: labels are identical."""
+        from caaseg.models.folding import folded
+
+        return folded(self)
+
     def rebuild(self, **changes: Any) -> "Segmenter":
         """Return a new model with the same weights and other settings, on the same device and in the same mode.
 
