@@ -87,7 +87,7 @@ function drawThumbnail(photo) {
 
 async function predictThumbnail(photo) {
   try {
-    await predict(photo);
+    await predict(photo, state.size);
     drawThumbnail(photo);
   } catch (error) {
     if (state.photos.includes(photo)) showProblem(error);
@@ -98,8 +98,7 @@ async function predictThumbnail(photo) {
 
 const predictionOf = (photo, model) => photo.predictions.get(`${model} ${state.size}`);
 
-async function predict(photo) {
-  const size = state.size;
+async function predict(photo, size) {
   for (const model of state.page.models.keys()) {
     if (photo.predictions.has(`${model} ${size}`)) continue;
     const found = await ask(predictionAddress(photo, model, "", { size }));
@@ -108,12 +107,12 @@ async function predict(photo) {
   }
 }
 
-// Predict a photo and show it. What was shown before stays until then.
-async function show(photo) {
+// Predict a photo and show it. What was shown before stays until then. Return whether it is shown.
+async function show(photo, size = state.size) {
   const mine = ++ticket;
   setBusy(`Segmenting ${photo.name}`);
   try {
-    await Promise.all([predict(photo), photo.image.decode()]);
+    await Promise.all([predict(photo, size), photo.image.decode()]);
   } catch (error) {
     if (mine === ticket) {
       setBusy(null);
@@ -123,15 +122,15 @@ async function show(photo) {
     return false;
   }
   if (mine !== ticket) return false;
-  setBusy(null);
   state.current = photo;
+  state.size = size;
+  setBusy(null);
   document.documentElement.style.setProperty("--ratio", photo.width / photo.height);
   for (const stage of stages) {
     stage.classList.toggle("pixelated", photo.view_width < 320);
     stage.querySelector(".photo").src = photo.image.src;
   }
   for (const other of state.photos) other.button.setAttribute("aria-current", String(other === photo));
-  showFacts();
   showLists();
   drawClasses();
   drawThumbnail(photo);
@@ -143,7 +142,7 @@ function showFacts() {
   const { current: photo, page } = state;
   const [height, width] = predictionOf(photo, 0).predicted_size;
   const resized = height !== photo.height || width !== photo.width;
-  $("facts").textContent = `${photo.name}, ${photo.width} × ${photo.height} pixels, segmented at ${resized ? `${width} × ${height}` : "its own size"}.`
+  $("facts").textContent = `${photo.name}, ${photo.width} x ${photo.height} pixels, segmented at ${resized ? `${width} x ${height}` : "its own size"}.`
     + (photo.id === page.photo.id ? ` ${page.attribution}.` : "");
   stages[0].setAttribute("aria-label", `${photo.name} under the colors of its classes`);
   stages[1].setAttribute("aria-label", `${photo.name} with the attention of the selected pixel`);
@@ -237,11 +236,11 @@ function select(pixel) {
     ring.style.left = `${(100 * (column + 0.5)) / photo.width}%`;
     ring.style.top = `${(100 * (row + 0.5)) / photo.height}%`;
   }
-  const names = page.models.map((model, k) => {
+  const names = page.models.flatMap((model, k) => {
     const label = labelAt(photo, k, pixel);
-    return element("span", { className: "answer" }, ...(page.models.length > 1 ? [`${model.short_name}: `] : []), swatch(css(model.palette[label])), element("b", {}, model.classes[label]));
+    return [k ? ", " : "", element("span", { className: "answer" }, ...(page.models.length > 1 ? [`${model.short_name}: `] : []), swatch(css(model.palette[label])), element("b", {}, model.classes[label]))];
   });
-  $("selected").replaceChildren(`Row ${row}, column ${column}: `, ...names, element("a", { href: "#explanation", className: "jump" }, "see its attention"));
+  $("selected").replaceChildren(`Row ${row}, column ${column}: `, ...names, " ", element("a", { href: "#explanation", className: "jump" }, "see its attention"));
   explain();
 }
 
@@ -347,15 +346,13 @@ function showProblem(error) {
 
 async function changeSize(size) {
   if (size === state.size || state.current === null) return;
-  const before = state.size;
   clearProblems();
-  state.size = size;
   const mine = ticket + 1;
-  if (!(await show(state.current)) && mine === ticket) { // refused: the controls follow what is shown
-    state.size = before;
-    $("size").value = /^\d+$/.test(before) ? "side" : before;
-    $("side-label").hidden = $("size").value !== "side";
-    showFacts();
+  if (!(await show(state.current, size)) && mine === ticket) { // refused: the controls follow what is shown
+    const isSide = /^\d+$/.test(state.size);
+    $("size").value = isSide ? "side" : state.size;
+    if (isSide) $("side").value = state.size;
+    $("side-label").hidden = !isSide;
   }
 }
 
