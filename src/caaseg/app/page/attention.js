@@ -12,6 +12,7 @@ let shown = null; // arguments of the last call of showAttention, to draw again 
 export function showAttention(photo, model, answer, view) {
   shown = [photo, model, answer, view];
   const attention = answer.attention;
+  $("explained-class").textContent = `: ${model.classes[answer.label]}`;
   $("instead").hidden = attention !== null;
   $("attention-parts").hidden = attention === null;
   $("view").hidden = attention === null || attention.column === null;
@@ -85,7 +86,7 @@ function showGates(gates) {
     if (largest - smallest < MIN_GATE_RANGE) {
       parts.push(element("p", {}, `All gates are between ${smallest.toFixed(4)} and ${largest.toFixed(4)}: they weight all channels almost equally.`));
     } else {
-      parts.push(element("div", { className: "tables" }, gateTable("Channels with the largest gates", gates.largest), gateTable("Channels with the smallest gates", gates.smallest)));
+      parts.push(element("div", { className: "tables" }, gateTable("Largest, by channel", gates.largest), gateTable("Smallest, by channel", gates.smallest)));
     }
   }
   $("gates").replaceChildren(...parts);
