@@ -198,7 +198,10 @@ def test_a_file_that_is_no_image_gets_a_message_with_its_own_name(
     open_app: Open, model: Segmenter, tmp_path: Path
 ) -> None:
     client = open_app(model)
+    huge = io.BytesIO()
+    Image.new("1", (9_940, 9_000)).save(huge, "PNG")
     for content, name, message in [
+        (huge.getvalue(), "huge.png", "huge.png: 9940 x 9000 pixels; expected at most 89,000,000; resize or crop"),
         (b"no picture", "notes.txt", "notes.txt: not an image in any of JPEG, PNG"),
         (photo_bytes()[:300], "cut.png", "cut.png: cannot be read as an image"),
         (b"", "../../empty.png", "empty.png: not an image"),

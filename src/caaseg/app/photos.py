@@ -142,7 +142,8 @@ def read_named(path: Path, name: str) -> Tensor:
     try:
         return read_image(path)
     except BadFileError as error:
-        raise BadFileError(str(error).replace(str(path), name)) from error
+        message = str(error).removesuffix(", or raise the limit")  # an option of the command
+        raise BadFileError(message.replace(str(path), name)) from error
 
 
 @contextmanager

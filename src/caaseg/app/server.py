@@ -1,11 +1,13 @@
 """Requests of the page, answered: photos in, predictions, attention and files out."""
 
 import asyncio
+import ctypes
 import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
@@ -59,6 +61,7 @@ class App:
         self.photos = Photos(directory)
         self.predictions = Predictions(models)
         self.worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="caaseg-app")
+        self._waiting = 0  # calls that are not answered yet
         self.sample = sample_for(models)
         path = self.photos.new_path()
         self.sample.write(path)
@@ -118,9 +121,13 @@ class App:
                         length <= self.max_megabytes << 20
                     ):  # the rest of a larger file is read, or the answer would be lost
                         file.write(chunk)
-        except (ClientDisconnect, OSError):
+        except ClientDisconnect:  # nobody reads the answer
             self.photos.discard(path)
-            raise
+            return Response(status_code=400)
+        except OSError as error:
+            self.photos.discard(path)
+            advice = "free some space, or set TMPDIR to another directory"
+            raise CaasegError(f"{name}: cannot be stored ({error.strerror}); {advice}") from error
         if length > self.max_megabytes << 20:
             self.photos.discard(path)
             raise CaasegError(
@@ -210,7 +217,14 @@ class App:
         return FileResponse(path, filename=name, background=BackgroundTask(path.unlink, missing_ok=True))
 
     async def _work(self, function: Callable[..., Answer], *arguments: Any) -> Answer:
-        return await asyncio.get_running_loop().run_in_executor(self.worker, function, *arguments)
+        """Call a function in the worker thread. After the last of several calls, freed memory is released."""
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self.worker, function, *arguments)
+        finally:
+            self._waiting -= 1
+            if self._waiting == 0:
+                self.worker.submit(release_memory)
 
 
 def _about(photo: Photo) -> dict[str, Any]:
@@ -248,6 +262,12 @@ async def _explain_failure(request: Request, error: Exception) -> Response:
     advice = "choose a smaller size" if is_out_of_memory(error) else "see the terminal in which it runs"
     reason = "not enough memory" if is_out_of_memory(error) else f"the app failed ({type(error).__name__})"
     return JSONResponse({"message": f"{reason}; {advice}"}, status_code=500)
+
+
+def release_memory() -> None:
+    """Return freed memory to the operating system. The C library of Linux otherwise holds hundreds of megabytes."""
+    with suppress(AttributeError, OSError, TypeError):  # another system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def serve(models: Sequence[AppModel], *, host: str, port: int | None, on_start: Callable[[str], None]) -> None:
