@@ -30,7 +30,7 @@ def blocks(text: str) -> list[list[str]]:
 assert YOUR_OWN is not None
 [FOLDER_COMMANDS] = blocks(YOUR_OWN[1])
 [STUDIES] = [block for block in blocks(README) if block and block[0].startswith("conflicts ")]
-APART = (FOLDER_COMMANDS, STUDIES, ["demo"], ["app caaseg-demo/caa"])  # have their own tests
+APART = (FOLDER_COMMANDS, STUDIES, ["demo"], ["app"])  # have their own tests
 BLOCKS = [block for block in blocks(README) if block and block not in APART]
 TAKE_LONG = ("export", "flops")
 

@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 
 from caaseg.analysis.pixel_attention import (
     AxialMaps,
+    PixelAttention,
     axial_reach,
+    most_attended,
     nearest_cell,
     predict_with_attention,
+    weight_per_class,
 )
 from caaseg.attention import axial_attention
 from caaseg.attention.axial import column_weights, row_weights
@@ -104,3 +107,44 @@ def test_a_pixel_belongs_to_the_nearest_cell_corners_aligned() -> None:
     assert nearest_cell((0, 7), (1, 8), (1, 1)) == (0, 0)
     with pytest.raises(ValueError, match="column 33 is outside the image; expected 0 to 32"):
         nearest_cell((0, 33), (65, 33), (9, 5))
+
+
+def test_attention_is_that_of_the_size_at_which_the_image_is_predicted() -> None:
+    model, image = model_with("caa"), image_of()
+    found = predict_with_attention(model, image, size=48)
+    assert (found.labels.numpy() == model.predict(image, size=48).labels).all()
+    assert found.predicted_size == (48, 69)
+    corner = found.at((71, 103))
+    assert corner is not None
+    assert corner.reach.shape == (6, 9)
+    assert corner.cell == (5, 8)
+    rows, columns = found.cell_centers()
+    assert (rows[0].item(), rows[-1].item()) == (0.75, 71.25)  # centers of the first and last of 48 rows, times 1.5
+    for k, row in enumerate(rows.tolist()):
+        for j, column in enumerate(columns.tolist()):
+            at = found.at((int(row), int(column)))
+            assert at is not None
+            assert at.cell == (k, j)
+    assert found.cell_labels().shape == (6, 9)
+
+
+def test_images_in_windows_and_exported_models_say_why_there_is_no_attention() -> None:
+    model, image = model_with("fcn"), image_of()
+    assert predict_with_attention(model, image).without_maps == model.head.without_attention
+    tiled = predict_with_attention(model_with("caa"), image_of(16, 24), size=(2049, 2049))
+    assert tiled.maps is None
+    assert tiled.without_maps.startswith("The image was predicted in windows")
+
+
+def test_the_most_attended_places_are_apart_and_have_the_class_with_the_largest_weight() -> None:
+    reach = torch.full((24, 36), 0.0)
+    reach[2, 3] = 0.5  # the pixel itself
+    reach[20, 30], reach[20, 31], reach[21, 31] = 0.1, 0.15, 0.05
+    reach[5, 20] = 0.2
+    labels = torch.zeros(24, 36, dtype=torch.uint8)
+    labels[20:, 31] = 2
+    own, places = most_attended(PixelAttention((2, 3), None, None, reach, None), labels)
+    assert own == pytest.approx(0.5)
+    assert [(place.cell, place.label) for place in places] == [((20, 31), 2), ((5, 20), 0)]
+    assert [place.weight for place in places] == pytest.approx([0.3, 0.2])
+    assert weight_per_class(reach, labels).tolist() == pytest.approx([0.8, 0, 0.2])

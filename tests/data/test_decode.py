@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import struct
+import sys
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import ExifTags, Image
 
-from caaseg.data.decode import MAX_PIXELS, read_color_mask, read_image, read_mask
+from caaseg.data.decode import MAX_PIXELS, read_color_mask, read_image, read_mask, read_size
 from caaseg.data.sample import BadFileError
 from tests.data.trees import make_image
 
@@ -297,3 +299,32 @@ def test_missing_read_permission_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(Image, "open", refused)  # root ignores file permissions
     with pytest.raises(BadFileError, match=r"a\.png: no permission to read it; change its permissions"):
         read_image(tmp_path / "a.png")
+
+
+HEIC_START = b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic"
+
+
+def test_without_the_extra_a_heic_image_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)  # importing it raises ModuleNotFoundError
+    (tmp_path / "photo.heic").write_bytes(HEIC_START)
+    expected = r"photo\.heic: a HEIC image, which needs pillow-heif; install it with: pip install 'caaseg\[heic\]'"
+    with pytest.raises(BadFileError, match=expected):
+        read_image(tmp_path / "photo.heic")
+
+
+def test_heic_images_are_read_with_the_extra_whatever_their_suffix(tmp_path: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif", reason="pillow-heif is not installed")
+    pillow_heif.register_heif_opener()
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = ROTATED
+    smooth = make_image(1).resize((4, 3)).resize((64, 48))
+    smooth.info["exif"] = exif.tobytes()  # written as a rotation of the format itself, as phones do
+    smooth.save(tmp_path / "a.heic", quality=95)
+    shutil.copy(tmp_path / "a.heic", tmp_path / "b.jpg")
+    expected = np.rot90(np.array(smooth), -1).astype(int)
+    for name in ("a.heic", "b.jpg"):
+        assert np.abs(as_array(tmp_path / name) - expected).mean() < 5
+        assert read_size(tmp_path / name) == (64, 48)
+    (tmp_path / "cut.heic").write_bytes((tmp_path / "a.heic").read_bytes()[:400])
+    with pytest.raises(BadFileError, match=r"cut\.heic: "):
+        read_image(tmp_path / "cut.heic")

@@ -1,6 +1,7 @@
 """Batch normalization folded into convolutions: a folded model has the same outputs and no batch normalization."""
 
 import shutil
+from collections.abc import Callable
 from statistics import geometric_mean
 
 import pytest
@@ -11,6 +12,7 @@ import caaseg
 from caaseg.models import folding
 from caaseg.models.folding import PlainBlock, compile_for_inference, fold_batch_norm
 from caaseg.models.fused_norm import fuse_batch_norm
+from tests.small_models import small_model
 
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 
@@ -129,3 +131,22 @@ def errors_in_16_bits(compiled: bool) -> tuple[float, float]:
         return float((logits.double() - exact).norm() / exact.norm())
 
     return error(plain), error(found)
+
+
+def test_a_folded_model_is_cached_until_a_weight_changes() -> None:
+    model = small_model().eval()
+    before = folding.folded(model)
+    assert folding.folded(model) is before
+    changes: list[Callable[[], object]] = [
+        lambda: nn.init.normal_(model.classifier.weight),
+        lambda: model.classifier.weight.data.add_(1),
+        lambda: model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()}),
+        lambda: norms(model)[0].running_mean.add_(1),  # type: ignore[union-attr]
+    ]
+    for change in changes:
+        change()
+        after = folding.folded(model)
+        assert after is not before
+        torch.testing.assert_close(after.classifier.weight, model.classifier.weight)
+        before = after
+    assert not any("folded" in name for name in model.state_dict())

@@ -1,6 +1,8 @@
 """`caaseg app`: the web app."""
 
 import os
+import sys
+import webbrowser
 from typing import Annotated
 
 from pydantic import Field
@@ -11,42 +13,53 @@ from caaseg.errors import CaasegError
 
 
 def app(
-    models: list[str],
+    models: list[str] = ["camvid"],  # noqa: B006  # never changed
     *,
     host: str = "127.0.0.1",
     port: Annotated[int, Field(ge=1, le=65_535)] | None = None,
+    no_browser: bool = False,
     device: Device = "auto",
 ) -> int:
-    """Open the web app: drop an image, see its classes, click a pixel and see its attention.
+    """Open the web app: add photos, see and save their classes, and select a pixel to see its attention.
 
-    A second model is shown next to the first.
+    A second model is compared with the first.
 
     Args:
-        models: one or two models, each a run, a model directory, a shipped model such as camvid, or hf://owner/name.
+        models: one or two models, each a run, a model directory, a shipped model such as camvid, an .onnx file, or
+            hf://owner/name.
         host: address to listen on; by default only this machine can open the app.
         port: port to listen on; by default the first free port from 7860.
+        no_browser: do not open the page in a browser.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
     """
     if len(models) > 2:
-        raise CaasegError(f"{len(models)} models are given; expected one, or two to see side by side")
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # gradio reads it when it is imported
+        raise CaasegError(f"{len(models)} models are given; expected one, or two to compare")
     try:
-        from caaseg.app import serve
+        from caaseg.app.server import serve
     except ModuleNotFoundError as error:
-        if error.name != "gradio":
+        if error.name not in ("starlette", "uvicorn"):
             raise
         raise CaasegError(
-            'the app needs gradio, which is not installed; install it with: pip install "caaseg[app]"'
+            f'the app needs {error.name}, which is not installed; install it with: pip install "caaseg[app]"'
         ) from error
-    from caaseg.models import load_model
+    from caaseg.app.predictions import AppModel
+    from caaseg.models.loading import load_model
 
     torch_device, console = device_of(device), console_for(None)
-    loaded = [(name, load_model(name).to(torch_device)) for name in models]
+    loaded = [AppModel(name, load_model(name, device=torch_device)) for name in models]
 
     def show_address(address: str) -> None:
         console.print(f"page: {address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
-        if host not in ("127.0.0.1", "localhost", "::1"):
+        is_local = host in ("127.0.0.1", "localhost", "::1")
+        if not is_local:
             console.print("Note: everyone who can reach this machine can open the app.", soft_wrap=True)
+        if is_local and not no_browser and _has_display():
+            webbrowser.open(address)
 
     serve(loaded, host=host, port=port, on_start=show_address)
     return 0
+
+
+def _has_display() -> bool:
+    """Return whether a browser window can be opened. Without a display, a text browser could take the terminal."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

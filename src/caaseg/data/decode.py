@@ -1,7 +1,7 @@
 """Decode one image or mask file safely: return its pixels, or raise BadFileError with the file's name.
 
 Only regular files are opened (a pipe would block), only the formats listed here are tried (some of Pillow's run other
-programs), and the size is checked before any pixel is decoded.
+programs), and the size is checked before any pixel is decoded. HEIC, the format of phones, needs the extra `heic`.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,10 @@ MAX_PIXELS = 89_000_000
 """Larger images are refused to protect the memory. Pillow's own warning starts slightly above."""
 
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM")
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # bytes 8 to 12 of such files
 MASK_FORMATS = ("PNG", "BMP", "TIFF")  # lossy formats such as JPEG change label values
 
+WITH_PREVIEWS = ("MPO", "HEIF")  # photos of phones, which may contain further images; the first is the photo
 SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N")
 TRANSPARENT = ("LA", "La", "PA", "RGBA", "RGBa")
 COLOR_ADVICE = "give the color of each class if classes are stored as colors"
@@ -102,12 +104,14 @@ def _open(
         if not path.is_file():
             problem = "not a regular file" if path.exists() else "no such file"
             raise BadFileError(f"{path}: {problem}; expected {kind}; check its name, or add it")
+        if formats == IMAGE_FORMATS and _is_heic(path):
+            formats = (_heic_format(path),)
         # Not Image.open(path): Pillow 12 maps uncompressed TIFF files into memory and then rotates them wrongly.
         with pillow_pixel_limit(max_pixels), open(path, "rb") as file, Image.open(file, formats=formats) as image:
             width, height = image.size
             if width * height > max_pixels:
                 raise Image.DecompressionBombError(f"{width} x {height} pixels")
-            if (frames := getattr(image, "n_frames", 1)) > 1 and image.format != "MPO":  # a phone's JPEG and preview
+            if (frames := getattr(image, "n_frames", 1)) > 1 and image.format not in WITH_PREVIEWS:
                 raise BadFileError(f"{path}: {frames} frames in one file; expected {kind} with one frame")
             yield image
     except BadFileError:
@@ -123,6 +127,25 @@ def _open(
         raise BadFileError(
             f"{path}: cannot be read as {kind} ({type(error).__name__}: {error}); replace or move it"
         ) from error
+
+
+def _is_heic(path: Path) -> bool:
+    with open(path, "rb") as file:
+        start = file.read(12)
+    return start[4:8] == b"ftyp" and start[8:] in HEIC_BRANDS
+
+
+def _heic_format(path: Path) -> str:
+    """Return Pillow's name of the format, after registering its decoder."""
+    try:
+        import pillow_heif
+    except ModuleNotFoundError as error:
+        raise BadFileError(
+            f"{path}: a HEIC image, which needs pillow-heif; install it with: pip install 'caaseg[heic]', or convert "
+            "the image to JPEG"
+        ) from error
+    pillow_heif.register_heif_opener()
+    return "HEIF"
 
 
 @contextmanager

@@ -8,6 +8,7 @@ Running the model once with hooks shows which convolution feeds which batch norm
 
 import copy
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +39,32 @@ def fold_batch_norm(model: Segmenter) -> Segmenter:
         if (plain := _as_plain_block(block)) is not None:
             _replace(model, name, plain)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+_FOLDED: WeakKeyDictionary[Segmenter, tuple[Any, Segmenter]] = WeakKeyDictionary()
+
+
+def folded(model: Segmenter) -> Segmenter:
+    """Return the result of `fold_batch_norm`, cached until a weight of the model changes."""
+    key = _weights_key(model)
+    known = _FOLDED.get(model)
+    if known is None or known[0] != key:
+        known = _FOLDED[model] = key, fold_batch_norm(model)
+    return known[1]
+
+
+def _weights_key(model: nn.Module) -> Any:
+    """Return a value that changes with the weights: addresses, counts of in-place changes, and one element of each.
+
+    Changes of `weight.data` are not counted; the elements show them.
+    """
+    tensors = [tensor for tensor in model.state_dict(keep_vars=True).values() if tensor.numel()]
+    with torch.inference_mode():
+        elements = torch.stack([tensor.reshape(-1)[-1].double() for tensor in tensors])
+    return [
+        (tensor.data_ptr(), None if tensor.is_inference() else tensor._version, element)
+        for tensor, element in zip(tensors, elements.tolist(), strict=True)
+    ]
 
 
 def compile_for_inference(model: Segmenter) -> None:

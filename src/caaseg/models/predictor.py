@@ -144,13 +144,17 @@ class Predictor:
             return self._scores_of_whole(images)
         return torch.stack([_assemble(self.parts(image), size) for image in images])
 
+    def predicted_size(self, size: Size) -> Size:
+        """Return the height and width at which images of this height and width are predicted."""
+        return prediction_size(size, self.size, self._short_sides)
+
     def predicts_whole(self, size: Size) -> bool:
         """Return whether images of this height and width are neither resized nor tiled."""
-        return prediction_size(size, self.size, self._short_sides) == size and not self.is_tiled(size)
+        return self.predicted_size(size) == size and not self.is_tiled(size)
 
     def is_tiled(self, size: Size) -> bool:
         """Return whether images of this height and width are predicted in windows."""
-        inner = prediction_size(size, self.size, self._short_sides)
+        inner = self.predicted_size(size)
         return is_tiled(inner, self._window(inner))
 
     def parts(self, image: Tensor, *, shifted: bool = False) -> Iterator[Part]:
@@ -161,7 +165,7 @@ class Predictor:
             shifted: shift the grid of windows by half a step.
         """
         size = (image.shape[1], image.shape[2])
-        inner = prediction_size(size, self.size, self._short_sides)
+        inner = self.predicted_size(size)
         batch_size = self.batch_size or (8 if self.device.type == "cuda" else 1)
         parts = blend_windows(
             self._scores_of_whole,

@@ -186,7 +186,7 @@ def _predict(predictor: Predictor, image: Any, config: ModelConfig, probabilitie
     labels = np.empty(size, dtype=np.uint8)
     found: NDArray[np.float32] | None = None
     for rows, columns, scores in predictor.parts(pixels):
-        labels[rows, columns] = scores.argmax(0).to(torch.uint8).cpu().numpy()
+        labels[rows, columns] = scores.max(0).indices.to(torch.uint8).cpu().numpy()
         if probabilities:
             if found is None:
                 found = np.empty((len(scores), *size), dtype=np.float32)

@@ -130,11 +130,11 @@ class Segmenter(Predictable, HubModel):
             regularized=regularized,
         )
 
-    def for_inference(self) -> nn.Module:
-        """Return a copy with folded batch norm, which `caaseg predict` runs too: the labels are identical."""
-        from caaseg.models.folding import fold_batch_norm  # that module imports this one
+    def for_inference(self) -> "Segmenter":
+        """Return the model with folded batch norm, which `caaseg predict` runs too: the labels are identical."""
+        from caaseg.models.folding import folded  # that module imports this one
 
-        return fold_batch_norm(self)
+        return folded(self)
 
     def rebuild(self, **changes: Any) -> "Segmenter":
         """Return a new model with the same weights and other settings, on the same device and in the same mode.

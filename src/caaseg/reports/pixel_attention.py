@@ -1,10 +1,9 @@
-"""Pixel attention drawn on its image, and the HTML parts of the page of `caaseg app`.
+"""Pixel attention drawn on its image.
 
 Pictures are (H, W, 3) uint8. Small images are enlarged by an integer factor, without interpolation.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -14,12 +13,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from caaseg.analysis.pixel_attention import PixelAttention
-from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Color
-from caaseg.drawing.overlays import overlay
-from caaseg.models.heads.base import Head
-from caaseg.models.segmenter import Segmenter
-from caaseg.reports.page import templates
 
 Picture = NDArray[np.uint8]
 
@@ -30,27 +24,11 @@ COLUMN: Color = (86, 190, 240)
 ROW: Color = (255, 158, 74)
 BACKGROUND = 0.45  # brightness of the image without attention
 DECADES = 3  # brightness is logarithmic over this many powers of ten, because most weights are small
-BARS = 6  # channels on each side of the chart of gates
-MIN_GATE_RANGE = 0.01  # below, gates are reported as equal instead of drawn as bars
-
-
-def classes_of(model: Segmenter) -> tuple[tuple[str, ...], tuple[Color, ...]]:
-    """Return names and colors of a model's classes, or generated ones if it was saved without."""
-    config = model.config
-    names = config.classes or tuple(f"class {k}" for k in range(config.num_classes))
-    return names, config.palette or distinct_colors(config.num_classes)
 
 
 def enlargement(height: int, width: int) -> int:
     """Return the integer factor by which an image is enlarged."""
     return max(1, ENLARGED_SIDE // max(height, width))
-
-
-def draw_overlay(
-    image: Picture, labels: Tensor, palette: Sequence[Color], opacity: float, pixel: tuple[int, int]
-) -> Picture:
-    """Draw the image under its class colors, with a ring around a pixel."""
-    return _enlarge_with_ring(overlay(image, labels.numpy(), palette, opacity), pixel)
 
 
 def draw_lines(image: Picture, attention: PixelAttention, pixel: tuple[int, int]) -> Picture | None:
@@ -71,57 +49,6 @@ def draw_reach(image: Picture, attention: PixelAttention, pixel: tuple[int, int]
     heat = _upsample(_brightness(attention.reach), image.shape[:2])
     color = 255 * matplotlib.colormaps["inferno"](0.3 + 0.65 * heat)[..., :3]
     return _enlarge_with_ring(_blend(image, heat[..., None], color), pixel)
-
-
-def legend(labels: Tensor, names: Sequence[str], palette: Sequence[Color]) -> str:
-    """Return the predicted classes with their shares of pixels, most frequent first, as HTML."""
-    counts = torch.bincount(labels.flatten(), minlength=len(names)).tolist()
-    order = sorted((k for k, count in enumerate(counts) if count), key=lambda k: -counts[k])
-    found = [{"name": names[k], "color": palette[k], "share": counts[k] / labels.numel()} for k in order]
-    return _render("legend", found)
-
-
-def gate_chart(gates: Tensor) -> str:
-    """Return the channels with the largest and smallest gates as bars, in HTML."""
-    order = gates.argsort(descending=True, stable=True).tolist()
-    bars = min(BARS, len(order) // 2) or 1
-    largest, smallest = ([(k, gates[k].item()) for k in ids] for ids in (order[:bars], order[::-1][:bars]))
-    return _render("gates", largest, smallest, len(order), largest[0][1] - smallest[0][1] < MIN_GATE_RANGE)
-
-
-def pixel_note(
-    attention: PixelAttention | None, head: Head, name: str, pixel: tuple[int, int], size: Sequence[int]
-) -> str:
-    """Return class and main weights of a pixel as HTML, or a text about heads without pixel attention."""
-    facts: dict[str, Any] | None = None
-    if attention is not None:
-        others = attention.reach.clone()
-        others[attention.cell] = 0
-        best = divmod(int(others.argmax()), others.shape[1])
-        facts = {
-            "own": attention.reach[attention.cell].item(),
-            "next": others.max().item(),
-            "where": [
-                round(position * (length - 1) / max(1, cells - 1))
-                for position, length, cells in zip(best, size[:2], others.shape, strict=True)
-            ],
-            "lines": attention.column is not None,
-        }
-    return _render("note", facts, head.without_attention, name, pixel)
-
-
-def message(text: str, *, problem: bool = False) -> str:
-    """Return a sentence as HTML; a problem gets the ARIA role "alert"."""
-    return _render("message", text, problem)
-
-
-def page_heading(models: Sequence[tuple[str, Segmenter]]) -> str:
-    """Return title and models of the page as HTML."""
-    return _render("heading", [(name, model.config) for name, model in models])
-
-
-def _render(macro: str, *arguments: Any) -> str:
-    return str(getattr(templates().get_template("pixel_attention.html.j2").module, macro)(*arguments)).strip()
 
 
 def _brightness(weights: Tensor) -> Tensor:

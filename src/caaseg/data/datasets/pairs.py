@@ -12,7 +12,7 @@ from caaseg.data.decode import read_image
 from caaseg.data.sample import IGNORE, BadFileError, Color, Sample
 from caaseg.errors import CaasegError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".heic", ".heif")
 MASK_SUFFIXES = (".png", ".bmp", ".tif", ".tiff")
 
 
