@@ -315,7 +315,7 @@ def _predict(
         if task.probabilities:
             file = stack.enter_context(ProbabilityFile(task.out / paths.probabilities, size, model.num_classes))
         for rows, columns, scores in predictor.parts(pixels):
-            labels[rows, columns] = scores.argmax(0).to(torch.uint8).cpu().numpy()
+            labels[rows, columns] = scores.max(0).indices.to(torch.uint8).cpu().numpy()
             if file is not None:
                 file.write(rows, columns, scores if task.options.average == "probabilities" else scores.softmax(0))
     disagreement = None

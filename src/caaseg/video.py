@@ -97,7 +97,7 @@ class ScoreAverage:
             return predictor(pixels)
         scores = predictor.scores(pixels[None])[0]
         self.scores = scores if self.scores is None else self.smooth * self.scores + (1 - self.smooth) * scores
-        labels: NDArray[np.uint8] = self.scores.argmax(0).to(torch.uint8).cpu().numpy()
+        labels: NDArray[np.uint8] = self.scores.max(0).indices.to(torch.uint8).cpu().numpy()
         return labels
 
 
