@@ -9,8 +9,16 @@ import caaseg
 
 def model_and_photos() -> None:
     """Write the model `my-model` and the directory `photos`."""
-    small = {"num_classes": 3, "channels": 16, "key_channels": 4, "gate_width": 8}
-    caaseg.create_model("caa", backbone="test_efficientnet", **small).save_pretrained("my-model")  # type: ignore[arg-type]
+    model = caaseg.create_model(
+        "caa",
+        backbone="test_efficientnet",
+        num_classes=3,
+        classes=["road", "tree", "sky"],
+        channels=16,
+        key_channels=4,
+        gate_width=8,
+    )
+    model.save_pretrained("my-model")
     Path("photos").mkdir()
     Image.linear_gradient("L").resize((90, 70)).save("photos/a.jpg")
 

@@ -90,6 +90,7 @@ def test_commands_changes_and_imports_of_a_page_exist(page: Path, tmp_path: Path
                 make_change(text, package)
 
 
+@pytest.mark.filterwarnings("ignore:.* was trained on . classes and is loaded with 5")
 @pytest.mark.parametrize(
     "page",
     [pytest.param(page, marks=pytest.mark.slow if page.stem in TAKE_LONG else ()) for page in PAGES],
