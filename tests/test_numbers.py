@@ -12,6 +12,7 @@ from caaseg.analysis.paired import paired_difference
 
 DOCS = Path(__file__).parents[1] / "docs"
 SOURCES: dict[str, list[dict[str, Any]]] = yaml.safe_load((DOCS / "table_numbers.yaml").read_text())
+PROSE: dict[str, list[dict[str, Any]]] = yaml.safe_load((DOCS / "prose_numbers.yaml").read_text())
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?")
 HEADS = {
     "FCN": "fcn",
@@ -91,6 +92,18 @@ def test_differences_between_heads_are_those_of_the_cells() -> None:
             for number, value in zip(numbers, difference[:3], strict=True):
                 assert value is not None
                 assert is_rounded(number, value), f"{name}: {cell}"
+
+
+@pytest.mark.parametrize(
+    ("page", "entry"), [pytest.param(page, entry, id=entry["text"][:40]) for page in PROSE for entry in PROSE[page]]
+)
+def test_numbers_of_a_sentence_are_those_of_the_results(page: str, entry: dict[str, Any]) -> None:
+    text = " ".join((DOCS / page).read_text().split())
+    assert text.count(entry["text"]) == 1
+    for number, expression in zip(NUMBER.findall(entry["text"]), entry["sources"], strict=True):
+        if expression is not None:
+            value = evaluate(expression)
+            assert is_rounded(number, value), f"{number}: {expression} is {value}"
 
 
 def test_a_wrong_number_is_detected() -> None:
