@@ -12,8 +12,8 @@ import torch
 from matplotlib.patches import Patch
 from PIL import Image
 
-import caaseg
 from caaseg.analysis.pixel_attention import predict_with_attention
+from caaseg.models import load_model
 
 NAME = "Seq05VD_f01620"
 PIXEL = (190, 284)
@@ -23,9 +23,10 @@ PIXEL = (190, 284)
 def draw(camvid: Path, file: Path) -> None:
     """Draw the figure."""
     [path] = (camvid / "test").glob(f"{NAME}.*")
-    model = caaseg.load_model("camvid")
+    model = load_model("camvid")
     result = model.predict(path)
     attention = predict_with_attention(model, torch.from_numpy(result.image).permute(2, 0, 1)).at(PIXEL)
+    assert attention is not None  # CAA has attention
     reach = (attention.reach + 1e-6).log10().numpy()  # brightness is logarithmic
     height, width = result.labels.shape
     enlarged = np.asarray(Image.fromarray(reach).resize((width, height), Image.Resampling.BICUBIC))
@@ -42,7 +43,7 @@ def draw(camvid: Path, file: Path) -> None:
         axis.set_axis_off()
         axis.plot(PIXEL[1], PIXEL[0], "o", color="white", markeredgecolor="black")
     colors = dict(zip(result.classes, result.palette, strict=True))
-    handles = [Patch(color=np.array(colors[name]) / 255, label=name) for name in result.shares]
+    handles = [Patch(color="#{:02x}{:02x}{:02x}".format(*colors[name]), label=name) for name in result.shares]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     figure.savefig(file, dpi=100)
 
