@@ -25,7 +25,7 @@ def small_model(head: str | type[Head] = "caa", **options: Any) -> caaseg.Segmen
 
 
 def with_statistics(model: caaseg.Segmenter) -> caaseg.Segmenter:
-    """Give the batch norms other statistics than the initial ones; return the model in evaluation mode."""
+    """Update the initial batch norm statistics with a random batch; return the model in evaluation mode."""
     model.train()(torch.randn(2, 3, 33, 33))
     return model.eval()
 

@@ -3,12 +3,16 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import caaseg
 from caaseg.api import default_run_directory
 from caaseg.cli import main
+from caaseg.data.labels import distinct_colors
+from caaseg.data.sample import Sample
 from tests.processes import exit_with_command, run_ranks
 from tests.training.small import WORDS, small_recipe
 
@@ -46,6 +50,27 @@ def test_a_run_that_was_stopped_has_no_report(tmp_path: Path) -> None:
 
     assert not caaseg.train(recipe, tmp_path / "run", device="cpu", progress=stop).finished
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+class TwoColors:
+    """A dataset without a palette."""
+
+    classes = ("dark", "bright")
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Sample:
+        label = (torch.arange(64 * 64).view(64, 64) % 16 < 8).byte()
+        return Sample(label.mul(200).expand(3, 64, 64), label, f"sample {index}")
+
+
+def test_a_dataset_of_ones_own_needs_no_palette(tmp_path: Path) -> None:
+    data: Any = TwoColors()
+    result = caaseg.train(small_recipe("--steps", "1"), tmp_path / "run", data=(data, data), device="cpu")
+    assert result.finished
+    assert caaseg.load_model(tmp_path / "run").config.palette == distinct_colors(2)
+    assert "dark" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_the_default_run_directory_has_the_name_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from caaseg.models import HEADS
 from caaseg.settings import flat_fields
 
 
-def test_names_are_those_of_the_implementation() -> None:
+def test_allowed_values_equal_those_of_the_implementation() -> None:
     assert tuple(HEADS) == config.HEAD_NAMES
     assert get_args(config.Activation) == get_args(attention.Activation)
     assert get_args(config.Implementation) == get_args(attention.Implementation)
@@ -54,7 +54,7 @@ def test_a_changed_copy_is_validated() -> None:
         recipe.replace(step=3)
 
 
-def test_plain_values_have_lists_and_give_the_same_settings() -> None:
+def test_as_dict_returns_lists_that_are_read_back_to_the_same_settings() -> None:
     recipe = Recipe(model=ModelRecipe(multi_grid=(1, 2, 4)), data=DataRecipe(dataset="scenes", crop=(32, 64)))
     plain = recipe.as_dict()
     assert (plain["model"]["multi_grid"], plain["data"]["crop"]) == ([1, 2, 4], [32, 64])
@@ -87,12 +87,12 @@ def test_a_size_is_two_integers_or_one_text(size: Any) -> None:
         (
             Architecture,
             {"stages": 3, "resnet_variant": "authors"},
-            "stages is 3, but resnet_variant authors uses all stages; leave out one",
+            "stages is 3, but resnet_variant authors uses all stages; omit one of them",
         ),
         (
             Architecture,
             {"stages": 3, "top_features": True},
-            "stages is 3, but top_features needs all stages; leave out one",
+            "stages is 3, but top_features needs all stages; omit one of them",
         ),
         (Architecture, {"input_upsampling": 0.5}, "input_upsampling is 0.5; expected greater than or equal to 1"),
         (Architecture, {"input_upsampling": float("nan")}, "input_upsampling is nan; expected a finite number"),
@@ -130,7 +130,7 @@ def test_a_size_is_two_integers_or_one_text(size: Any) -> None:
         ),
     ],
 )
-def test_impossible_values_are_refused_with_the_key_and_what_is_expected(
+def test_invalid_values_are_refused_with_the_key_and_the_expected_values(
     part: Any, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CaasegError, match=re.escape(message)):

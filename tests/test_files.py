@@ -116,7 +116,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{k}: &a{k} [*a{k - 1}, *a{k - 1}]\n" for 
         ("a: \udcff", "'utf-8' codec can't decode byte 0xff"),
     ],
 )
-def test_a_hostile_yaml_file_is_one_message(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_hostile_yaml_file_raises_one_message(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text, errors="surrogateescape")
     message = rf"^{re.escape(str(path))}: cannot be read as YAML \(.*{reason}[^\n]*\); correct it$"
@@ -135,7 +135,7 @@ def test_a_hostile_yaml_file_is_one_message(tmp_path: Path, text: str, reason: s
         ("\udcff", "'utf-8' codec can't decode byte 0xff"),
     ],
 )
-def test_a_hostile_json_file_is_one_message(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_hostile_json_file_raises_one_message(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text, errors="surrogateescape")
     message = rf"^{re.escape(str(path))}: cannot be read as JSON \(.*{reason}[^\n]*\); correct it$"
@@ -154,11 +154,11 @@ def test_yaml_and_json_files_are_read(tmp_path: Path) -> None:
 def test_a_lock_of_another_process_is_reported_or_waited_for(tmp_path: Path) -> None:
     ready = multiprocessing.get_context("fork").SimpleQueue()
     other = processes.start(hold_lock, tmp_path, "a", ready)
-    got: list[bool] = []
+    results: list[bool] = []
 
     def wait_for_lock() -> None:
         with lock_name(tmp_path, "a", wait=True) as locked:
-            got.append(locked)
+            results.append(locked)
 
     try:
         assert ready.get()
@@ -169,9 +169,9 @@ def test_a_lock_of_another_process_is_reported_or_waited_for(tmp_path: Path) -> 
         waiting = Thread(target=wait_for_lock)
         waiting.start()
         waiting.join(0.2)
-        assert got == []
+        assert results == []
     finally:
         other.kill()  # the operating system releases its lock
         other.join()
     waiting.join()
-    assert got == [True]
+    assert results == [True]

@@ -1,4 +1,4 @@
-"""Importing the package and asking for help is fast."""
+"""Importing the package and showing help is fast."""
 
 import json
 import resource
@@ -43,9 +43,9 @@ COMMANDS = [
 ]
 
 
-def imported_by(*words: str) -> tuple[int, set[str], str]:
+def imported_by(*arguments: str) -> tuple[int, set[str], str]:
     """Run a new interpreter; return its exit code, the heavy packages it imported, and its standard output."""
-    command = [sys.executable, "-X", "importtime", *words]
+    command = [sys.executable, "-X", "importtime", *arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [line for line in result.stderr.splitlines() if line.startswith("import time")]
     names = {line.rpartition("|")[2].strip() for line in lines}

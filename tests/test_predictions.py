@@ -33,10 +33,13 @@ from caaseg.models import load_model
 from caaseg.models.inference import LoadedModel, load_for_inference
 from caaseg.models.predictor import Predictor
 from caaseg.predictions import PredictOptions, PredictTask, predict_images
+from caaseg.recipes import load_recipe
+from caaseg.training.run import train
 from tests.data.damage import encoded_images, mutated
 from tests.locks import hold_lock
 from tests.processes import exit_with_command, run_ranks
 from tests.small_models import scene, varied_model
+from tests.training.small import WORDS, images_and_masks
 
 CLASSES = 6
 
@@ -95,6 +98,7 @@ def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Pat
         labels = values(place / f"out/labels/{name}.png")
         assert np.array_equal(labels, expected.argmax(0).numpy())
         assert len(np.unique(labels)) > 1
+        assert np.array_equal(labels, network.predict(source).labels)
         with Image.open(place / f"out/labels/{name}.png") as opened:
             assert opened.getpalette()[: 3 * CLASSES] == [v for c in distinct_colors(CLASSES) for v in c]  # type: ignore[index]
         with Image.open(place / f"out/overlays/{name}.jpg") as opened:
@@ -114,6 +118,26 @@ def test_labels_have_the_palette_of_the_model(place: Path) -> None:
     record = json.loads((place / "out/predict.json").read_text())
     assert record["classes"] == ["road", "tree", "sky"]
     assert record["palette"] == [list(color) for color in palette]
+
+
+def test_labels_have_the_source_values_on_request(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model that was trained on black and white masks writes black and white labels."""
+    images_and_masks(place / "data")
+    for mask in (place / "data/masks").iterdir():
+        Image.fromarray(255 * np.array(Image.open(mask))).save(mask)
+    words = (*WORDS, "--data.dataset", "folder", "--data.root", "data", "--data.crop", "32", "32", "--steps", "1")
+    recipe = load_recipe("scenes/caa_resnet18", [*words, "--validate_every", "1"])
+    train(recipe, place / "run", device="cpu")
+    assert predict(place / "run", "data/images", "--out", "out") == 0
+    assert predict(place / "run", "data/images", "--out", "source", "--source-values") == 0
+    with Image.open("source/labels/0.png") as image:
+        assert image.mode == "L"
+        assert np.array_equal(np.array(image), 255 * values(place / "out/labels/0.png"))
+    assert predict(place / "run", "data/images", "--out", "source") == 2
+    assert "source_values true, not false" in capsys.readouterr().err
+    assert predict(model, "photos", "--out", "unknown", "--source-values") == 2
+    assert "the values of its training masks are unknown" in capsys.readouterr().err
+    assert not (place / "unknown").exists()
 
 
 def test_results_follow_the_exif_rotation_of_the_image(model: Path, place: Path) -> None:
@@ -455,6 +479,44 @@ def test_two_ranks_share_the_images(model: Path, place: Path, capfd: pytest.Capt
     check_shared_outcomes(place, *capfd.readouterr())
 
 
+def contents(out: Path) -> dict[str, bytes]:
+    """Every file with its content."""
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize(("first", "step"), [(0, 1), (10, 5)])
+def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
+    model: Path,
+    place: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: int,
+    step: int,
+) -> None:
+    for k in range(4):
+        save(k, place / f"photos/{k}.png")
+    assert predict(model, "photos", "--out", "whole") == 0
+    assert capsys.readouterr().out.startswith("7 predicted, 0 there already")
+    for name, value in (("COUNT", 4), ("MIN", first), ("MAX", first + 3 * step), ("STEP", step)):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    for task, number in enumerate((2, 2, 2, 1)):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(first + task * step))
+        assert predict(model, "photos", "--out", "parts") == 0
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"{number} predicted, 0 there already")
+        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images are its share\n")
+    assert contents(place / "parts") == contents(place / "whole")
+
+
+def test_a_slurm_array_with_gaps_is_refused(
+    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("ID", 1), ("COUNT", 3), ("MIN", 1), ("MAX", 9)):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
+    assert predict(model, "photos", "--out", "out") == 2
+    assert "the SLURM job array has 3 tasks from 1 to 9; expected tasks at equal intervals" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_processes_of_torchrun_share_the_images(model: Path, place: Path) -> None:
     (place / "photos/bad.png").write_text("not an image")
@@ -566,6 +628,20 @@ def test_two_processes_share_the_images_and_redo_those_of_a_killed_one(model: Pa
     assert {path.stem for path in (place / "out/labels/many").iterdir()} >= {str(k) for k in range(40)}
 
 
+def peak_memory(model: Path, *words: str) -> int:
+    """Return the peak memory of a process that predicts, in bytes."""
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.peak_memory", *command(model, *words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return int(result.stdout.rpartition("peak ")[2])
+
+
 def damaged(model: Path, place: Path, number: int, seed: int) -> None:
     """So many damaged files: each ends in labels that can be read, or in a message that names it."""
     rng, seeds = np.random.default_rng(seed), encoded_images()
@@ -609,17 +685,7 @@ def test_an_image_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
     varied_model(19, decoder=False).save_pretrained(place / "model")
     small = Image.fromarray(scene(0, 320, 400).permute(1, 2, 0).numpy())
     small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(place / "huge.jpg", quality=90)
-    json_file = ("--json", "out.json")
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.peak_memory", *command(place / "model", "huge.jpg", "--out", "out", *json_file)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    peak = int(result.stdout.rpartition("peak ")[2])
+    peak = peak_memory(place / "model", "huge.jpg", "--out", "out", "--json", "out.json")
     assert 0.3e9 < peak < 4e9
     (picture,) = json.loads((place / "out.json").read_text())["pictures"]
     assert picture["size"] == [8000, 10_000]
@@ -629,3 +695,19 @@ def test_an_image_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
     assert len(np.unique(labels)) > 1
     with Image.open(place / "out/overlays/huge.jpg") as image:
         assert image.size == (10_000, 8000)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
+def test_300_photos_of_mixed_sizes_take_as_much_memory_as_the_first_100(model: Path, place: Path) -> None:
+    """No two photos have the same size, and the first one is the largest."""
+    peaks = []
+    for number in (100, 300):
+        directory = place / str(number)
+        directory.mkdir()
+        for k in range(number):
+            size = (400 - k, 300 - 7 * k % 200)
+            Image.linear_gradient("L").resize(size).convert("RGB").save(directory / f"{k:03}.jpg")
+        peaks.append(peak_memory(model, str(number), "--out", f"out-{number}"))
+        assert len(list((place / f"out-{number}/labels").iterdir())) == number
+    assert peaks[1] < peaks[0] + 40e6  # the pixels of 200 photos take 31 MB, their scores 250 MB

@@ -1,6 +1,7 @@
 """Recipes: files, table rows, overrides, the commands about them, and every message for a bad one."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,18 +19,23 @@ from caaseg.settings import flat_fields
 GOOD = "model: {head: fcn}\ndata: {dataset: scenes}\n"
 
 
-def build(recipe: Recipe) -> Segmenter:
-    """Return the model of a recipe, without memory for its weights."""
+def config_of(recipe: Recipe) -> ModelConfig:
     classes = len(find(recipe.data.dataset).classes) or 3
     architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
+    return ModelConfig(**architecture, num_classes=recipe.model.num_classes or classes)
+
+
+@cache
+def build(config: ModelConfig) -> Segmenter:
+    """Return a model without memory for its weights; several recipes have the same."""
     with torch.device("meta"):
-        return Segmenter(ModelConfig(**architecture, num_classes=recipe.model.num_classes or classes))
+        return Segmenter(config)
 
 
 @pytest.mark.parametrize("name", [*recipe_names(), *row_names()])
 def test_every_recipe_and_table_row_is_complete_and_builds_its_model(name: str) -> None:
     recipe = load_recipe(name)
-    model = build(recipe)
+    model = build(config_of(recipe))
     assert model.classifier.out_channels == (len(find(recipe.data.dataset).classes) or 3)
     assert model.backbone.name == recipe.model.backbone
     assert model.config.head == recipe.model.head
@@ -119,7 +125,7 @@ def test_a_saved_recipe_loads_to_the_same_values(name: str, tmp_path: Path) -> N
     assert load_recipe(tmp_path / "recipe.yaml") == recipe
 
 
-def test_a_row_is_its_base_recipe_with_what_the_table_studies() -> None:
+def test_a_row_is_its_base_recipe_with_the_changes_of_the_table() -> None:
     base, row = load_recipe("pascal_context/caa_resnet101_s16"), load_recipe("table1/caa_gate3x128")
     assert base.differences(row) == {"model.gate_layers": (5, 3)}
 
@@ -244,13 +250,14 @@ def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(len(line.split()) > 1 for line in lines)
 
 
-@pytest.mark.parametrize("name", ["scenes/demo_caa", "table1/caa_gate3x128"])
+@pytest.mark.parametrize("name", ["scenes/demo_caa", "table5/caa_efficientnet_b7_s8"])
 def test_a_recipe_is_shown_and_copied_with_every_value(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["recipes", "show", name]) == 0
     shown = capsys.readouterr().out
     assert yaml.safe_load(shown) == load_recipe(name).as_dict()
+    assert ("# The stride of this table is that of the evaluation. The paper does not" in shown) == ("table5" in name)
     file = tmp_path / "new" / "mine.yaml"
     assert main(["recipes", "copy", name, str(file)]) == 0
     assert file.read_text() == shown

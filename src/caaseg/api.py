@@ -9,6 +9,7 @@ import torch
 
 from caaseg.benchmarks.provenance import provenance
 from caaseg.config import Recipe
+from caaseg.data.catalogue import with_palette
 from caaseg.data.loader import useful_workers
 from caaseg.data.sample import SegmentationDataset
 from caaseg.evaluation.best_worst import BestWorstImages
@@ -78,6 +79,8 @@ def train(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
     if isinstance(data, str | Path):
         recipe, data = recipe.replace(data=recipe.data.replace(root=str(data))), None
+    elif data is not None:
+        data = with_palette(data[0]), with_palette(data[1])
     result = training_run.train(
         recipe,
         directory,

@@ -62,6 +62,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Color = tuple[Byte, Byte, Byte]
+MaskValue = Annotated[int, Field(strict=True, ge=0, lt=65_536)]
+MaskValues = tuple[MaskValue, ...] | tuple[Color, ...]
 Side = Annotated[int, Field(strict=True, ge=1, le=1_000_000)]
 Size = Annotated[tuple[Side, Side], BeforeValidator(_split_size)]
 
@@ -90,8 +92,8 @@ class Architecture(Settings):
     resnet_variant: ResNetVariant = "standard"
     """Standard ResNet, or the authors' (deep stem, strides in the last blocks)."""
     dilation: Dilation | None = None
-    """Dilation of a block whose stride is removed: the new rate (authors) or the previous one (timm); none is authors
-    for resnet_variant authors, and timm otherwise."""
+    """Dilation of a block whose stride is removed: the new rate (authors) or the previous rate (timm); none selects
+    authors for resnet_variant authors, and timm for standard."""
     top_features: bool = False
     """For an EfficientNet: use the features after its top convolution, batch norm and activation, like the authors."""
     neck: Literal["jpu"] | None = None
@@ -122,9 +124,9 @@ class Architecture(Settings):
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
         if self.stages is not None and self.resnet_variant == "authors":
-            raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; leave out one")
+            raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; omit one of them")
         if self.stages is not None and self.top_features:
-            raise ValueError(f"stages is {self.stages}, but top_features needs all stages; leave out one")
+            raise ValueError(f"stages is {self.stages}, but top_features needs all stages; omit one of them")
         return self
 
     @model_validator(mode="after")
@@ -155,13 +157,17 @@ class ModelConfig(Architecture):
     """Names of the classes."""
     palette: tuple[Color, ...] | None = None
     """RGB colors of the classes."""
+    mask_values: MaskValues | None = None
+    """Value or color of each class in the masks of the dataset folder that the model was trained on."""
     short_sides: tuple[Count, Count, Count] | None = None
     """Smallest, median and largest short side of the training images; photos outside this range are resized to the
     median before prediction."""
+    license: str | None = None
+    """License of the weights, such as CC-BY-NC-4.0; models that start from these weights have it too."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
-        for name in ("classes", "palette"):
+        for name in ("classes", "palette", "mask_values"):
             entries = getattr(self, name)
             if entries is not None and len(entries) != self.num_classes:
                 raise ValueError(f"{name} has {len(entries)} entries, but num_classes is {self.num_classes}")
@@ -172,11 +178,11 @@ class ModelRecipe(Architecture):
     """Model of a training run."""
 
     num_classes: Annotated[int, Field(strict=True, ge=1, le=255)] | None = None
-    """Number of classes; none takes the dataset's, any other number is an error."""
+    """Number of classes, which must equal the dataset's; none takes it from the dataset."""
     pretrained: bool | str = False
     """Initialize the backbone with timm's ImageNet weights (true) or with a file of backbone weights."""
     freeze_backbone: bool = False
-    """Train all but the backbone: its weights and batch norm statistics stay as they are."""
+    """Do not train the backbone: its weights and batch norm statistics do not change."""
 
 
 class Augmentation(Settings):
@@ -203,7 +209,7 @@ class Augmentation(Settings):
     blur: Share = 0.0
     """Probability of a Gaussian blur with a standard deviation of up to 2 pixels."""
     rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """Largest rotation in degrees; corners without image are ignored."""
+    """Largest rotation in degrees; corners outside the image get the ignore label."""
 
 
 class ScenesOptions(Settings):
@@ -236,8 +242,8 @@ class DataRecipe(Augmentation):
     root: str | None = None
     """Directory of the dataset; none for scenes, which need no files."""
     resize: Literal["auto"] | Count | None = None
-    """Largest short side of training images; larger ones are resized. Auto: twice the crop if the images are more than
-    three times as large as the crop. The model stores it, and resizes photos to it."""
+    """Largest short side of training images; larger images are resized. Auto: twice the crop if the images are more
+    than three times as large as the crop. The model stores this size and resizes photos to it."""
     train_split: str = "train"
     """Training split; several joined with +, such as train+val."""
     val_split: str = "val"
@@ -251,7 +257,7 @@ class DataRecipe(Augmentation):
     cache: bool = False
     """Cache decoded images in memory, once per training process."""
     bad_files: Literal["stop", "skip"] = "stop"
-    """What to do if a file cannot be read during training."""
+    """Stop training at a file that cannot be read, or skip the file with a warning."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -297,7 +303,7 @@ class LossRecipe(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not any((self.cross_entropy, self.dice, self.focal, self.lovasz)):
-            raise ValueError("cross_entropy is 0, and so are all other losses; expected one above 0")
+            raise ValueError("cross_entropy is 0, and so are all other losses; expected at least one above 0")
         return self
 
 
@@ -313,7 +319,7 @@ class OptimizerRecipe(Settings):
     weight_decay: NotNegative = 2e-4
     """Weight decay, applied to convolution and linear weights only."""
     decay_backbone: bool = True
-    """Apply weight decay to the backbone too; in the authors' code it reaches none of the backbone's weights."""
+    """Apply weight decay to the backbone too; the authors' code applies it to the other layers only."""
     head_lr_factor: NotNegative = 1.0
     """Learning rate factor for all parameters outside the backbone."""
     schedule: Literal["poly", "cosine"] = "poly"
@@ -358,7 +364,7 @@ class Recipe(Settings):
     cuda_graph: bool = False
     """Capture the training step in a CUDA graph and replay it; on one GPU only."""
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Momentum of batch norm statistics; none keeps the model's. The authors' CAR configurations have 0.0003."""
+    """Momentum of batch norm statistics; none uses the model's own. The authors' CAR configurations use 0.0003."""
     fused_batch_norm: bool = False
     """Fuse batch normalization, shortcut addition and ReLU; on one GPU only."""
     deterministic: bool = False
@@ -377,7 +383,7 @@ class Recipe(Settings):
     def starting_from(self, source: str) -> "Recipe":
         """Return a recipe that starts from another model and has no architecture settings of its own.
 
-        Settings that are set afterwards, as by an option, apply instead of those of that model.
+        Architecture settings that are set afterwards, for example by an option, override the settings of that model.
         """
         others = self.model.model_dump(mode="json", exclude_unset=True, exclude=set(Architecture.model_fields))
         return self.replace(init_from=source, model=ModelRecipe.read(others))
@@ -388,7 +394,7 @@ class Recipe(Settings):
         return {key: (own, others) for key, (own, others) in pairs.items() if own != others}
 
     def values_to_change(self, options: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values of this recipe as `as_dict`, without those that the given options replace."""
+        """Return the values of this recipe, like `as_dict`, without the values that the options replace."""
         recipe = self
         if options.get("init_from", "none") != "none":
             recipe = self.starting_from(options["init_from"])
@@ -397,8 +403,10 @@ class Recipe(Settings):
         values = recipe.as_dict() | {"model": recipe.model.model_dump(mode="json", exclude_unset=True)}
         if "steps" in options:
             if "epochs" in options:
-                raise CaasegError("--steps and --epochs are both set, but epochs determines steps; leave out one")
-            values["epochs"] = None  # otherwise the epochs of the recipe would determine steps
+                raise CaasegError(
+                    "--steps and --epochs are both set, but epochs determines steps; leave out one of them"
+                )
+            values["epochs"] = None  # the recipe's epochs would override steps
         return values
 
     @model_validator(mode="after")

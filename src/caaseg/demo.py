@@ -1,4 +1,4 @@
-"""The demo: trains an FCN and a CAA model, which differ only in the head, on synthetic scenes and compares them."""
+"""The demo: the shipped model on a photo, then an FCN and a CAA model trained and compared on synthetic scenes."""
 
 import json
 import signal
@@ -12,14 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from caaseg.analysis.pixel_attention import predict_with_attention
 from caaseg.api import REPORT, origin_of, train
 from caaseg.config import Recipe
+from caaseg.data.decode import read_image
 from caaseg.data.sample import Batch, SegmentationDataset
 from caaseg.evaluation.evaluate import evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
 from caaseg.recipes import load_recipe
-from caaseg.reports.demo import DemoModel, findings, write_demo_page
+from caaseg.reports.demo import DemoModel, DemoPhoto, findings, write_demo_page
 from caaseg.reports.evaluation import scores_as_json
 from caaseg.training.checkpoints import RECIPE
 from caaseg.training.loop import TrainingResult
@@ -31,6 +33,9 @@ from caaseg.training.step_log import Progress
 RECIPES = {"FCN": "scenes/demo_fcn", "CAA": "scenes/demo_caa"}
 NUMBERS = "numbers.json"
 NUM_SHOWN = 4  # scenes on the page
+SHIPPED = "camvid"
+SAMPLE = Path(__file__).parent / "shipped" / "sample" / "summer-palace.jpg"
+PIXEL = (179, 339)  # row and column in the sample photo: sky beside the building
 BATCH_SIZE = 8  # of the evaluation
 
 
@@ -42,7 +47,9 @@ def run_demo(
     progress: Callable[[str, Progress], None] | None = None,
     log: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any] | None:
-    """Train both models, evaluate them on the test split and write report.html. Resumes an interrupted call.
+    """Write report.html with the shipped model, then train two models, evaluate them, and write it again with both.
+
+    Resumes an interrupted call.
 
     Args:
         out: directory for the report and both runs.
@@ -59,14 +66,17 @@ def run_demo(
     if (numbers := _finished_numbers(out, recipes)) is not None:
         log("already finished")
         return numbers
-    for name, recipe in recipes.items():
-        log(f"{name}: training for {recipe.steps} steps in {out / name.lower()}")
-    if not train_in_parallel(recipes, out, device, progress):
-        return None
     torch_device = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
+    photo, origin = predict_sample(torch_device), origin_of(torch_device)
+    write_demo_page(out / REPORT, photo, origin=origin)
+    log(f"shipped model {SHIPPED} on a sample photo, with its attention: {out / REPORT}")
+    unfinished = {name: recipe for name, recipe in recipes.items() if not _is_trained(out / name.lower(), recipe)}
+    for name, recipe in unfinished.items():
+        log(f"{name}: training for {recipe.steps} steps in {out / name.lower()}")
+    if not train_in_parallel(unfinished, out, device, progress):
+        return None
     data = open_split(recipes["CAA"], "test")
     models = {name: evaluate_run(out / name.lower(), recipe, data, torch_device) for name, recipe in recipes.items()}
-    origin = origin_of(torch_device)
     numbers = {
         **{key: origin[key] for key in ("commit", "hardware", "versions")},
         "finding": findings(models["FCN"].scores, models["CAA"].scores),
@@ -77,10 +87,22 @@ def run_demo(
     }
     samples = [data[k] for k in range(min(NUM_SHOWN, len(data)))]
     reports = {name: f"{name.lower()}/{REPORT}" for name in recipes}
-    write_demo_page(out / REPORT, models, samples, reports=reports, origin=origin)
+    write_demo_page(out / REPORT, photo, models, samples, reports=reports, origin=origin)
     with atomic_write(out / NUMBERS) as temporary:  # written last: its existence means that the demo is finished
         temporary.write_text(json.dumps(numbers, indent=1) + "\n")
     return numbers
+
+
+def predict_sample(device: torch.device) -> DemoPhoto:
+    """Predict the sample photo with the shipped model, and explain a pixel of it."""
+    model, image = load_model(SHIPPED).to(device), read_image(SAMPLE)
+    predicted = predict_with_attention(model, image)
+    attention = predicted.at(PIXEL)
+    assert attention is not None
+    classes, palette = model.config.classes, model.config.palette
+    assert classes is not None
+    assert palette is not None
+    return DemoPhoto(image, predicted.labels, classes, palette, attention, PIXEL)
 
 
 def train_in_parallel(
@@ -92,7 +114,7 @@ def train_in_parallel(
     """
     spawn = get_context("spawn")
     names: dict[Connection, str] = {}  # by the receiving end of the pipe
-    threads = max(1, torch.get_num_threads() // len(recipes))
+    threads = max(1, torch.get_num_threads() // max(1, len(recipes)))
     for name, recipe in recipes.items():
         receiver, sender = spawn.Pipe(duplex=False)
         # Daemons end with this process, after a checkpoint.
@@ -151,6 +173,11 @@ def evaluate_run(directory: Path, recipe: Recipe, data: SegmentationDataset, dev
     model = load_model(directory / "model").to(device)
     evaluation = evaluate(model, data, batch_size=BATCH_SIZE, on_batch=collect)
     return DemoModel(recipe, read_metrics(directory / METRICS), evaluation, shown)
+
+
+def _is_trained(directory: Path, recipe: Recipe) -> bool:
+    """Return whether a run has finished with this recipe: its report is written last."""
+    return (directory / REPORT).exists() and load_recipe(directory / RECIPE) == recipe
 
 
 def _finished_numbers(out: Path, recipes: Mapping[str, Recipe]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ MAX_DEPTH = 20
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to `path`; rename it to `path` if the block succeeds, delete it otherwise.
+    """Yield a temporary path next to `path`; rename it to `path` if the block succeeds, delete it if the block fails.
 
     Concurrent writers of the same file use different temporary paths; the last rename wins.
     """
@@ -33,7 +33,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         with temporary.open("rb") as written:
-            os.fsync(written.fileno())  # before the rename: after a power cut the name may exist without the content
+            os.fsync(written.fileno())  # before the rename: a power cut must not leave the name without its content
         temporary.replace(path)
     except OSError as error:
         if error.filename == str(temporary):  # report the path that the caller knows
@@ -51,7 +51,7 @@ def remove_stale_temporaries(path: Path) -> None:
 
 
 def hash_files(*paths: Path) -> str:
-    """Return the SHA-256 of the content of one file, or of several after each other."""
+    """Return the SHA-256 of the concatenated content of one or several files, as a hexadecimal string."""
     hashed = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
@@ -62,9 +62,9 @@ def hash_files(*paths: Path) -> str:
 
 @contextmanager
 def lock_name(directory: Path, name: str, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock on a name among all processes that use a directory. Yields False if another one holds it.
+    """Hold a lock on a name among all processes that use a directory. Yields False if another process holds it.
 
-    The operating system releases the lock of a killed process; its empty lock file is deleted with the next use.
+    The operating system releases the lock of a killed process; the next use of the lock deletes its empty lock file.
 
     Args:
         directory: an existing directory, for the lock file.
@@ -88,7 +88,7 @@ def lock_name(directory: Path, name: str, *, wait: bool) -> Iterator[bool]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses deep nesting, and aliases: nested ones grow a small file to any size, and no file of ours needs them."""
+    """YAML loader that refuses deep nesting and aliases. Nested aliases can expand a small file to any size."""
 
     depth = 0
 
@@ -109,9 +109,9 @@ def read_yaml(path: Path, advice: str) -> Any:
 
     Args:
         path: the file.
-        advice: what to do with a bad file, the end of the message.
+        advice: end of the error message, which says what to do.
     """
-    # Values with a tag or a date that do not parse raise more than YAMLError.
+    # Invalid tags and dates raise other exceptions than YAMLError.
     errors = (OSError, yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
     try:
         return yaml.load(_read_text(path), Loader=_Loader)
@@ -124,7 +124,7 @@ def read_json(path: Path, advice: str) -> Any:
 
     Args:
         path: the file.
-        advice: what to do with a bad file, the end of the message.
+        advice: end of the error message, which says what to do.
     """
     try:
         content = json.loads(_read_text(path))

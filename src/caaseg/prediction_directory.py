@@ -3,7 +3,7 @@
     OUT/predict.json             model and options, the same for all results
     OUT/metadata/NAME.json       path and SHA-256 of the image and of the model, SHA-256 of each result
     OUT/labels/NAME.png          class ids, with the palette
-    OUT/overlays/NAME.jpg        the image blended with the colors of its labels
+    OUT/overlays/NAME.jpg        the image blended with the colors of its labels; of a video, NAME.mp4 and nothing else
     OUT/probabilities/NAME.npy   if requested: float16 (H, W, K)
 
 Metadata lists a result before it is written. So a file that no metadata lists belongs to the user: it is an error, and
@@ -36,11 +36,12 @@ class OutputPaths(NamedTuple):
     labels: Path
     overlays: tuple[Path, Path]  # JPEG, or PNG if a side is too long for JPEG
     probabilities: Path
+    video: Path
 
     @property
     def results(self) -> tuple[Path, ...]:
         """All files but the metadata."""
-        return (self.labels, *self.overlays, self.probabilities)
+        return (self.labels, *self.overlays, self.probabilities, self.video)
 
 
 def output_paths(name: Path) -> OutputPaths:
@@ -56,6 +57,7 @@ def output_paths(name: Path) -> OutputPaths:
         path(labels, ".png"),
         (path(overlays, ".jpg"), path(overlays, ".png")),
         path(probabilities, ".npy"),
+        path(overlays, ".mp4"),
     )
 
 
@@ -189,9 +191,7 @@ class PredictionDirectory:
         return [f"{key} {json.dumps(then)}, not {json.dumps(self.made_by[key])}" for key, then in different.items()]
 
     def _refuse(self, different: list[str]) -> NoReturn:
-        raise CaasegError(
-            f"{self.path}: has predictions with {' and with '.join(different)}; {ADVICE}, or delete that directory"
-        )
+        raise CaasegError(f"{self.path}: has predictions with {' and with '.join(different)}; {ADVICE}")
 
     def _write(self, name: Path, metadata: Metadata) -> None:
         path = self.path / output_paths(name).metadata

@@ -1,14 +1,17 @@
-"""Prediction of many images into a directory. It can be interrupted, repeated, and shared by several processes.
+"""Prediction of images and videos into a directory. It can be interrupted, repeated, and shared by processes.
 
 Results have the size of the image after its EXIF rotation. An image is skipped if the metadata in the output directory
 shows that neither its file nor its results changed since its prediction.
 """
 
+import ctypes
 import errno
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +23,22 @@ import torch.distributed as dist
 from caaseg.data.decode import MAX_PIXELS, read_image
 from caaseg.data.inputs import InputImage
 from caaseg.data.sample import BadFileError
-from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, save_labels, save_overlay
+from caaseg.drawing.label_files import (
+    ProbabilityFile,
+    exceeds_jpeg_limit,
+    save_labels,
+    save_overlay,
+    save_source_values,
+)
+from caaseg.drawing.overlays import background_class
+from caaseg.errors import CaasegError
 from caaseg.files import hash_files, lock_name
 from caaseg.models.image_size import ImageSize
 from caaseg.models.inference import LoadedModel, is_out_of_memory
 from caaseg.models.predictor import Average, Precision, Predictor
 from caaseg.models.windows import Size, labels_from_parts
 from caaseg.prediction_directory import Metadata, PredictionDirectory, output_paths
+from caaseg.video import is_video, write_overlay_video
 
 FATAL_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors in writing that the next image would raise too."""
@@ -34,12 +46,14 @@ FATAL_WRITE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOutcome:
-    """Result of one image: labels, or an error message."""
+    """Result of one image or video: labels, an overlay video, or an error message."""
 
     image: str
     """Path as given, or as found in a given directory."""
     labels: str | None = None
-    """Path of the labels; None if there is an error message."""
+    """Path of the labels; None for a video, and if there is an error message."""
+    video: str | None = None
+    """Path of the overlay video; None for an image, and if there is an error message."""
     message: str | None = None
     """Error message."""
     there_already: bool = False
@@ -51,6 +65,10 @@ class ImageOutcome:
     grid_disagreement: float | None = None
     """Share of pixels whose class changes with a shifted grid of windows; None if not requested or not tiled."""
     seconds: float | None = None
+    frames: int | None = None
+    """Number of frames of a video."""
+    frames_per_second: float | None = None
+    """Speed of the prediction of a video, without frames that were finished before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +82,10 @@ class PredictOptions:
     size: ImageSize = "auto"
     average: Average = "logits"
     precision: Precision = "32"
+    source_values: bool = False
+    """Write labels with the values or colors of the training masks instead of class ids."""
+    smooth: float = 0.0
+    """Weight of the earlier frames of a video, see `predict_frames`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +102,13 @@ class PredictTask:
     """Predict tiled images again with a shifted grid of windows, and report the share of pixels that change."""
     max_pixels: int = MAX_PIXELS
     """Larger images are rejected."""
+
+    def __post_init__(self) -> None:
+        if self.options.source_values and self.model.mask_values is None:
+            raise CaasegError(
+                f"{self.model.source}: the values of its training masks are unknown, because it was not trained on the "
+                "dataset folder; leave out --source-values"
+            )
 
     def predictor(self) -> Predictor:
         """Return the predictor of an image, or of a window of it."""
@@ -116,25 +145,41 @@ def predict_images(
         task: what to do.
         images: image files, and the names of their results.
         share: rank of this process and number of processes that split the list.
-        progress: called with "images", the number of images done, and the total.
+        progress: called with "images", the number of images done, and the total; during a video also with its path,
+            the number of frames done, and the total or None.
     """
     predictor, directory = task.predictor(), task.directory()
     rank, ranks = share
     remaining = list(images[rank::ranks])
     total = len(remaining)
     outcomes: list[ImageOutcome] = []
-    directory.open(image.name for image in images)
+    directory.open(image.name for image in remaining)
     for wait in (False, True):  # first skip images that another process holds, then wait for those
         skipped: list[InputImage] = []
         for image in remaining:
             with lock_name(task.out, str(image.name), wait=wait) as locked:
                 if locked:
-                    outcomes.append(_predict_or_explain(task, predictor, directory, image))
+                    outcomes.append(_predict_or_explain(task, predictor, directory, image, progress))
                     progress("images", len(outcomes), total)
+                    _release_memory()
                 else:
                     skipped.append(image)
         remaining = skipped
     return outcomes
+
+
+def array_task() -> tuple[int, int]:
+    """Return the index of this SLURM array task and the number of tasks, or (0, 1) outside of a job array."""
+    if "SLURM_ARRAY_TASK_ID" not in os.environ:
+        return 0, 1
+    names = ("ID", "COUNT", "MIN", "MAX", "STEP")
+    task, count, first, last, step = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", "1")) for name in names)
+    if last != first + (count - 1) * step:
+        raise CaasegError(
+            f"the SLURM job array has {count} tasks from {first} to {last}; expected tasks at equal intervals, because "
+            "the images are split by them; submit all of them, as in --array 0-99"
+        )
+    return (task - first) // step, count
 
 
 def summary(outcomes: Sequence[ImageOutcome], left_out: int, out: Path) -> list[str]:
@@ -144,6 +189,11 @@ def summary(outcomes: Sequence[ImageOutcome], left_out: int, out: Path) -> list[
     lines = [f"{len(done) - already} predicted, {already} there already, {len(outcomes) - len(done)} failed: {out}"]
     if left_out:
         lines.append(f"left out, because they do not end as images do: {left_out}")
+    lines += [
+        f"{outcome.image}: {outcome.frames} frames, {outcome.frames_per_second:.1f} frames per second: {outcome.video}"
+        for outcome in done
+        if outcome.frames_per_second is not None
+    ]
     lines += [
         f"{outcome.image}: {100 * outcome.grid_disagreement:.2f}% of the pixels get another class with a shifted grid"
         for outcome in done
@@ -162,7 +212,11 @@ def gather_outcomes(outcomes: list[ImageOutcome]) -> list[ImageOutcome]:
 
 
 def _predict_or_explain(
-    task: PredictTask, predictor: Predictor, directory: PredictionDirectory, image: InputImage
+    task: PredictTask,
+    predictor: Predictor,
+    directory: PredictionDirectory,
+    image: InputImage,
+    progress: Callable[[str, int, int | None], None],
 ) -> ImageOutcome:
     """Return the outcome of an image; errors that concern this image only become its message."""
     path = image.path
@@ -173,6 +227,8 @@ def _predict_or_explain(
             before = None
         if before is not None and _is_done(task, directory, image, before):
             return _existing_outcome(task, image, before)
+        if is_video(path):
+            return _predict_video(task, predictor, directory, image, image_hash, progress)
         return _predict(task, predictor, directory, image, image_hash, before)
     except BadFileError as error:
         message = str(error)
@@ -192,6 +248,8 @@ def _predict_or_explain(
 def _is_done(task: PredictTask, directory: PredictionDirectory, image: InputImage, metadata: Metadata) -> bool:
     """Return whether all requested results exist, and are intact."""
     paths = output_paths(image.name)
+    if is_video(image.path):
+        return directory.is_intact(paths.video, metadata)
     return (
         directory.is_intact(paths.labels, metadata)
         and any(directory.is_intact(path, metadata) for path in paths.overlays)
@@ -201,9 +259,11 @@ def _is_done(task: PredictTask, directory: PredictionDirectory, image: InputImag
 
 
 def _existing_outcome(task: PredictTask, image: InputImage, metadata: Metadata) -> ImageOutcome:
+    paths, found = output_paths(image.name), is_video(image.path)
     return ImageOutcome(
         image=str(image.path),
-        labels=str(task.out / output_paths(image.name).labels),
+        labels=None if found else str(task.out / paths.labels),
+        video=str(task.out / paths.video) if found else None,
         there_already=True,
         grid_disagreement=metadata.grid_disagreement if task.compare_grids else None,
     )
@@ -263,8 +323,11 @@ def _predict(
             shifted = labels_from_parts(predictor.parts(pixels, shifted=True), size)
             disagreement = float((shifted.numpy() != labels).mean())
         metadata = replace(metadata, grids_compared=True, grid_disagreement=disagreement)
-    save_overlay(pixels, labels, model.palette, task.out / overlay)
-    save_labels(labels, model.palette, task.out / paths.labels, json.dumps(origin))
+    save_overlay(pixels, labels, model.palette, task.out / overlay, background_class(model.classes))
+    if task.options.source_values and model.mask_values is not None:
+        save_source_values(labels, model.mask_values, task.out / paths.labels, json.dumps(origin))
+    else:
+        save_labels(labels, model.palette, task.out / paths.labels, json.dumps(origin))
     directory.finish(image.name, metadata)
     return ImageOutcome(
         image=str(image.path),
@@ -274,6 +337,62 @@ def _predict(
         grid_disagreement=disagreement,
         seconds=time.perf_counter() - start,
     )
+
+
+def _predict_video(
+    task: PredictTask,
+    predictor: Predictor,
+    directory: PredictionDirectory,
+    video: InputImage,
+    video_hash: str,
+    progress: Callable[[str, int, int | None], None],
+) -> ImageOutcome:
+    """Predict the frames of a video, whose lock is held, and write the overlay video."""
+    options = {
+        "--probabilities": task.probabilities,
+        "--compare-grids": task.compare_grids,
+        "--source-values": task.options.source_values,
+    }
+    for option, is_set in options.items():
+        if is_set:
+            raise BadFileError(f"{video.path}: {option} does not apply to videos; leave it out, or leave out the video")
+    start = time.perf_counter()
+    model, path = task.model, output_paths(video.name).video
+    metadata = Metadata(
+        image=str(video.path),
+        image_sha256=video_hash,
+        model=model.source,
+        model_sha256=model.digest,
+        results={str(path): None},
+    )
+    directory.begin(video.name, metadata)
+    written = write_overlay_video(
+        predictor,
+        video.path,
+        task.out / path,
+        classes=model.classes or [str(k) for k in range(model.num_classes)],
+        palette=model.palette,
+        key=json.dumps([video_hash, directory.made_by]),
+        smooth=task.options.smooth,
+        max_pixels=task.max_pixels,
+        progress=lambda done, total: progress(str(video.path), done, total),
+    )
+    directory.finish(video.name, metadata)
+    seconds = time.perf_counter() - start
+    return ImageOutcome(
+        image=str(video.path),
+        video=str(task.out / path),
+        seconds=seconds,
+        frames=written.frames,
+        frames_per_second=written.predicted / seconds,
+    )
+
+
+def _release_memory() -> None:
+    """Return freed memory to the operating system. glibc keeps it, in pieces that images of other sizes do not fit."""
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):  # other C libraries have no such function
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _hash_image(path: Path) -> str:

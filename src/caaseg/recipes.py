@@ -30,11 +30,14 @@ def row_names() -> list[str]:
 
 
 def load_recipe(name_or_path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Return a recipe.
+    """Load a recipe by its path or name.
 
     Args:
         name_or_path: a YAML file, or the name of a shipped recipe or of a table row.
-        overrides: options that change it, such as --steps=100.
+        overrides: command-line options that change values of the recipe, such as --steps=100.
+
+    Returns:
+        The recipe, validated and complete: values that the file does not set have their defaults.
     """
     name, known = str(name_or_path), [*recipe_names(), *row_names()]
     path = Path(name) if Path(name).is_file() else SHIPPED / f"{name}.yaml"

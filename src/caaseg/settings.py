@@ -16,7 +16,7 @@ from caaseg.errors import CaasegError
 
 
 class Settings(BaseModel):
-    """Immutable settings without unknown keys. `read` and `replace` explain errors to users."""
+    """Immutable settings that refuse unknown keys. `read` and `replace` raise CaasegError with a message for users."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True)
 
@@ -33,7 +33,7 @@ class Settings(BaseModel):
         return self.read(dict(self) | changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all values as JSON and YAML have them: nested settings as dictionaries, tuples as lists."""
+        """Return all values as JSON types: nested settings as dictionaries, tuples as lists."""
         return self.model_dump(mode="json")
 
 
@@ -57,7 +57,7 @@ def explain(model: type[Settings], error: ValidationError, values: Any, write: C
         return f"unknown key {key}{did_you_mean(key, fields)}"
     if first["type"] == "missing" and required:
         return f"{write(required[0])} is missing: {fields[required[0]].description}".removesuffix(": None")
-    if first["type"] == "value_error" and key not in fields:  # about several fields; starts with one of them
+    if first["type"] == "value_error" and key not in fields:  # about several fields; starts with a field name
         subject, _, rest = str(first["ctx"]["error"]).partition(" ")
         return f"{write(f'{key}.{subject}'.strip('.'))} {rest}"
     found = reduce(getitem, key.split("."), values) if key in fields else first["input"]
@@ -72,7 +72,7 @@ def did_you_mean(word: str, known: Iterable[str], write: Callable[[str], str] = 
     from caaseg.config import OTHER_TOOLS, RENAMED
 
     name = OTHER_TOOLS.get(word, word).rpartition(".")[2]
-    same = [RENAMED[word]] if word in RENAMED else [one for one in known if one.rpartition(".")[2] == name]
+    same = [RENAMED[word]] if word in RENAMED else [key for key in known if key.rpartition(".")[2] == name]
     close = same or difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {write(close[0])}?" if close else ""
 
@@ -113,16 +113,19 @@ def _take_text(name: str, field: FieldInfo, rest: list[str]) -> str:
 
 
 def read_text(text: str, field: FieldInfo) -> Any:
-    """Return the first meaning of a text that a field accepts: JSON, a list or text. If none, the nearest."""
+    """Parse the text of an option as JSON, a list or plain text, and return the first value that the field accepts.
+
+    If the field accepts none of them, return a value of the right type, if there is one, for the error message.
+    """
     parts = re.findall(r"[^,\s]+", text.strip("[]() "))
-    meanings: list[Any] = [parts, text] if len(parts) > 1 else [text, parts]
+    candidates: list[Any] = [parts, text] if len(parts) > 1 else [text, parts]
     for code in (f"[{','.join(parts)}]", "null" if text.lower() == "none" else text):
-        with suppress(ValueError, RecursionError):  # also numbers of thousands of digits
-            meanings.insert(0, json.loads(code))
+        with suppress(ValueError, RecursionError):  # ValueError also for numbers of thousands of digits
+            candidates.insert(0, json.loads(code))
     wrong_types: list[bool] = []
-    for meaning in meanings:
+    for candidate in candidates:
         try:
-            return TypeAdapter(field.rebuild_annotation()).validate_python(meaning)
+            return TypeAdapter(field.rebuild_annotation()).validate_python(candidate)
         except ValidationError as error:
             wrong_types.append(error.errors()[0]["type"].endswith("_type"))
-    return meanings[wrong_types.index(min(wrong_types))]
+    return candidates[wrong_types.index(min(wrong_types))]

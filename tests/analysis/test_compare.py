@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from caaseg.analysis import compare
 from caaseg.analysis.compare import PIXEL_COST, compare_models, differing_pixels, find_boxes
 from caaseg.cli import main
 from caaseg.config import ModelConfig
+from caaseg.data.catalogue import ConcatSplits
 from caaseg.data.datasets.scenes import Scenes
-from caaseg.data.sample import IGNORE
+from caaseg.data.sample import IGNORE, Sample
 from caaseg.drawing.panels import Box
+from caaseg.errors import CaasegError
 from caaseg.reports.compare import draw_comparison, model_names
 from tests.analysis.study_models import build_model, save_model
 from tests.analysis.study_models import few_scenes as few_scenes
@@ -64,8 +65,7 @@ def test_boxes_contain_pixels_of_the_mask_and_do_not_overlap(height: int, width:
     assert coverage.max() <= 1
 
 
-def test_the_first_box_gains_as_much_as_any_rectangle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "GRID", 9)  # one pixel per cell
+def test_the_first_box_gains_as_much_as_any_rectangle() -> None:
     rng = torch.Generator().manual_seed(3)
     for _ in range(10):
         mask = torch.rand(8, 9, generator=rng) < 0.3
@@ -76,14 +76,14 @@ def test_the_first_box_gains_as_much_as_any_rectangle(monkeypatch: pytest.Monkey
             for x in range(9)
             for y in range(x + 2, min(9, x + 4) + 1)
         )
-        first = find_boxes(mask)[0]
+        first = find_boxes(mask, grid=9)[0]  # one pixel per cell
         assert float(inside(first, mask.double() - PIXEL_COST).sum()) == pytest.approx(best)
 
 
 def test_images_with_the_largest_differences_are_drawn_with_their_boxes() -> None:
     scenes = Scenes("val", length=5, size=(64, 64))
     models = [build_model(head, num_classes=8) for head in ("fcn", "danet")]
-    found = compare_models(models, scenes, num_shown=2)
+    found = compare_models(models, scenes, images=2)
     shares = [one.share for one in found.images]
     assert shares == sorted(shares, reverse=True)
     names = [scenes[k].name for k in range(5)]
@@ -103,6 +103,29 @@ def test_images_with_the_largest_differences_are_drawn_with_their_boxes() -> Non
         for frame, box in zip(axes.patches, one.boxes, strict=True):
             left, top = frame.get_xy()  # type: ignore[attr-defined]
             assert (left, top) == pytest.approx((box.left, box.top), abs=1)
+
+
+def test_images_chosen_by_name_are_drawn_in_their_order_and_all_are_counted() -> None:
+    scenes = Scenes("val", length=3, size=(64, 64))
+    models = [build_model(head, num_classes=8) for head in ("fcn", "axial")]
+    chosen = [scenes[2].name, scenes[0].name]
+    found = compare_models(models, scenes, images=[*chosen, chosen[0]])
+    assert [one.counts.name for one in found.shown] == chosen
+    by_difference = compare_models(models, scenes, images=1)
+    assert found.images == by_difference.images
+    with pytest.raises(CaasegError, match=f"--images has 'val'; .* the nearest are {chosen[0]}, "):
+        compare_models(models, ConcatSplits([scenes]), images=["val", *chosen])
+
+
+def test_an_image_without_labels_cannot_be_chosen() -> None:
+    class Unlabeled(Scenes):
+        def __getitem__(self, index: int) -> Sample:
+            image, label, name = super().__getitem__(index)
+            return Sample(image, torch.full_like(label, IGNORE), name)
+
+    scenes = Unlabeled("val", length=1, size=(64, 64))
+    with pytest.raises(CaasegError, match=f"image {scenes[0].name} has no labeled pixel to compare; leave it out"):
+        compare_models([build_model("fcn", num_classes=8)] * 2, scenes, images=[scenes[0].name])
 
 
 def test_names_tell_models_apart() -> None:
@@ -133,6 +156,18 @@ def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.Ca
     )
     assert found["differing"] == sum(one["differing"] for one in found["images"])
     assert [one["boxes"] is not None for one in found["images"]].count(True) == 2
+
+    words[5] = "val-0-000003,val-0-000001"
+    assert main(["compare", *models[:2], *words]) == 0
+    chosen = [one["name"] for one in json.loads(numbers.read_text())["images"] if one["boxes"] is not None]
+    assert sorted(chosen) == ["val-0-000001", "val-0-000003"]
+    capsys.readouterr()
+    words[5] = "val-0-00001,val-0-000003"
+    assert main(["compare", *models[:2], *words]) == 2
+    assert capsys.readouterr().err == (
+        "caaseg: --images has 'val-0-00001'; expected a number, or names of images of the split; the nearest are "
+        "val-0-000001, val-0-000004, val-0-000003\n"
+    )
 
 
 @pytest.mark.usefixtures("few_scenes")

@@ -9,6 +9,7 @@ from caaseg.attention import Gate
 def axial_by_definition(
     column_keys: Tensor, row_keys: Tensor, values: Tensor, column_gate: Gate | None, row_gate: Gate | None
 ) -> Tensor:
+    """Compute channelized axial attention from keys (N, D, H, W) and values (N, C, H, W)."""
     height, width = values.shape[2:]
     a_col = torch.einsum("ndij,ndmj->nijm", column_keys, column_keys).softmax(-1)  # Eq. (3)
     a_row = torch.einsum("ndij,ndik->nijk", row_keys, row_keys).softmax(-1)  # Eq. (4)
@@ -27,6 +28,7 @@ def axial_by_definition(
 
 
 def spatial_by_definition(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate | None) -> Tensor:
+    """Compute channelized self-attention from queries and keys (N, D, H, W) and values (N, C, H, W)."""
     count = values.shape[2] * values.shape[3]
     q, k, v = queries.flatten(2), keys.flatten(2), values.flatten(2)
     weights = torch.einsum("ndp,ndq->npq", q, k).softmax(-1)  # Eq. (2)

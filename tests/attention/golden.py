@@ -13,15 +13,18 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def load(name: str) -> dict[str, Any]:
+    """Return the arrays of a golden file by name."""
     with np.load(GOLDEN / name) as stored:
         return {key: stored[key] for key in stored.files}
 
 
 def nchw(array: Any) -> Tensor:
+    """(N, H, W, C) -> (N, C, H, W)."""
     return torch.from_numpy(array).permute(0, 3, 1, 2).contiguous()
 
 
 def projections(block: ChannelizedAxialAttention) -> dict[str, nn.Module]:
+    """Return the projections of a block by the prefix of their weights in the file."""
     return {"col_querykey": block.column_keys, "row_querykey": block.row_keys, "value": block.values}
 
 

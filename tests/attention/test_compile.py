@@ -105,7 +105,7 @@ def test_a_batch_of_one_image_compiles_to_the_same_numbers_and_gradients(
     features.requires_grad_()
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=False)
-    for grad_mode in (torch.no_grad, torch.enable_grad):  # other rewrites apply to inference
+    for grad_mode in (torch.no_grad, torch.enable_grad):  # torch.compile applies other rewrites in inference
         with grad_mode():
             torch.testing.assert_close(compiled(features), module(features))
     cotangent = torch.randn_like(module(features))

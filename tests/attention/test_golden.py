@@ -105,7 +105,7 @@ def test_explain_shows_the_authors_attention_and_gates(name: str) -> None:
 
 
 @pytest.mark.parametrize(("implementation", "groups"), IMPLEMENTATIONS)
-def test_columns_alone_give_the_authors_column_output(implementation: Implementation, groups: int) -> None:
+def test_column_attention_gives_the_authors_column_output(implementation: Implementation, groups: int) -> None:
     stored = load("caa_axial_block_rect.npz")
     block = build(stored, implementation, groups)
     features = nchw(stored["input"])

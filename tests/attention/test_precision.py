@@ -1,4 +1,4 @@
-"""Accuracy in half precision is that of the format, because scores are computed in float32."""
+"""Attention in half precision is as accurate as the format allows, because scores are computed in float32."""
 
 import copy
 
@@ -59,7 +59,7 @@ NAMES = [*IMPLEMENTATIONS, "axial", "self", "channelized_self", "position", "cha
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
 @pytest.mark.parametrize("name", NAMES)
-def test_error_against_float64_is_that_of_the_format(name: str, dtype: torch.dtype, layout: str) -> None:
+def test_error_against_float64_is_within_the_precision_of_the_dtype(name: str, dtype: torch.dtype, layout: str) -> None:
     maps = [draw(seed, channels, dtype, layout) for seed, channels in enumerate((16, 16, 32))]
     torch.manual_seed(5)
     gates = [ChannelGate(32).to(dtype) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Which implementations build alpha, the weighted terms before the sum: a dispatch mode records all tensors."""
+"""Only some implementations build alpha, the weighted terms before the sum: a dispatch mode records all shapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +55,7 @@ def axial(implementation: Implementation, groups: int = 1) -> set[tuple[int, ...
 
 
 def terms(shapes: set[tuple[int, ...]], lines: int, length: int) -> set[int]:
-    """Return for how many queries at a time the terms of one axis were built."""
+    """Return the numbers of queries per slice of the terms that were built along one axis."""
     return {shape[2] for shape in shapes if len(shape) == 5 and shape == (N, lines, shape[2], length, C)}
 
 

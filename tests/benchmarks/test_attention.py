@@ -15,8 +15,8 @@ SMALL = ["--channels", "8", "--key-channels", "4", "--groups", "1,2,16", "--seco
 TINY = [*SMALL, "1x5x4,2x3x3"]
 
 
-def run(*words: str) -> int:
-    return main(["benchmark", "attention", "--device", "cpu", *words])
+def run(*arguments: str) -> int:
+    return main(["benchmark", "attention", "--device", "cpu", *arguments])
 
 
 def test_the_command_writes_numbers_and_figure_and_shows_a_table(
@@ -48,7 +48,7 @@ def test_the_command_writes_numbers_and_figure_and_shows_a_table(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.png"]  # no temporary files
 
 
-def test_json_on_standard_output_is_nothing_but_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_json_is_written_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*TINY, "--dtypes", "float32,bfloat16", "--json", "-") == 0
     out, err = capsys.readouterr()
     assert {record["dtype"] for record in json.loads(out)["measurements"]} == {"float32", "bfloat16"}
@@ -67,7 +67,9 @@ def test_a_wrong_implementation_is_reported(
     assert "these disagree with float64 by more than rounding: loop, loop" in capsys.readouterr().out
 
 
-def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_recorded_as_a_result(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def allocating(*maps: Any, **options: Any) -> torch.Tensor:
         if options.get("groups") == 2:
             torch.empty(10**14)  # fails in the CPU allocator
@@ -82,7 +84,7 @@ def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--sizes", "3x3"], "--sizes is ['3x3']; expected more values"),
         (["--sizes", "1x0x3"], "--sizes is ['1x0x3']; expected greater than or equal to 1"),
@@ -104,9 +106,9 @@ def test_running_out_of_memory_is_a_result(monkeypatch: pytest.MonkeyPatch, caps
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(*words) == 2
+    assert run(*arguments) == 2
     out, err = capsys.readouterr()
     assert err == f"caaseg: {message}\n"
     assert out == ""
@@ -124,6 +126,6 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "taken").write_text("a file where a folder is needed")
+    (tmp_path / "taken").write_text("a file where a directory is needed")
     assert run(*TINY, "--json", str(tmp_path / "taken" / "out.json")) == 2
     assert "taken" in capsys.readouterr().err

@@ -24,7 +24,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_written_scenes_read_as_they_were_drawn(root: Path) -> None:
+def test_written_scenes_are_read_back_with_the_same_labels_and_names_and_similar_images(root: Path) -> None:
     read, drawn = CamVid(root, "train"), Scenes(length=5, size=(360, 480))
     assert len(read) == 5
     for index in range(5):
@@ -72,7 +72,7 @@ def test_one_core_restores_the_affinity() -> None:
 def test_the_command_measures_synthetic_scenes_and_writes_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
+    arguments = [
         "--rounds",
         "2",
         "--steps",
@@ -84,7 +84,7 @@ def test_the_command_measures_synthetic_scenes_and_writes_numbers(
         "--json",
         str(tmp_path / "l.json"),
     ]
-    assert main(["benchmark", "loader", *words]) == 0
+    assert main(["benchmark", "loader", *arguments]) == 0
     shown = capsys.readouterr().out
     found = json.loads((tmp_path / "l.json").read_text())
     assert [record["pipeline"] for record in found["measurements"]] == list(PIPELINES)
@@ -100,7 +100,7 @@ def test_the_command_measures_synthetic_scenes_and_writes_numbers(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--crop", "3x5x2"], "--crop is '3x5x2'; expected at most 2 items after validation, not 3"),
         (["--crop", "0x480"], "--crop is '0x480'; expected greater than or equal to 1"),
@@ -108,7 +108,7 @@ def test_the_command_measures_synthetic_scenes_and_writes_numbers(
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["benchmark", "loader", *words]) == 2
+    assert main(["benchmark", "loader", *arguments]) == 2
     assert capsys.readouterr().err == f"caaseg: {message}\n"

@@ -41,7 +41,7 @@ def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
+    arguments = [
         "--models",
         "caa,fcn:plain",
         "--backbone",
@@ -51,9 +51,9 @@ def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str])
         "--sizes",
         "33",
     ]
-    words += ["--seconds", "0", "--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2"]
-    words += ["--json", "-"]
-    assert main(["benchmark", "model", *words]) == 0
+    arguments += ["--seconds", "0", "--num-classes", "4", "--dtype", "float32", "--device", "cpu", "--rounds", "2"]
+    arguments += ["--json", "-"]
+    assert main(["benchmark", "model", *arguments]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
     assert [record["model"] for record in content["models"]] == ["caa", "fcn:plain"]
@@ -105,8 +105,8 @@ def test_an_unknown_model_is_rejected(capsys: pytest.CaptureFixture[str]) -> Non
     assert "model is 'danet:grouped'; expected torchvision:fcn" in capsys.readouterr().err
     assert main(["benchmark", "model", "--models", "caa:captured", "--device", "cpu"]) == 2
     assert "model is 'caa:captured'; :captured works for models of caaseg on a GPU" in capsys.readouterr().err
-    words = ["--models", "torchvision:fcn", "--backbone", "resnet18", "--device", "cpu"]
-    assert main(["benchmark", "model", *words]) == 2
+    arguments = ["--models", "torchvision:fcn", "--backbone", "resnet18", "--device", "cpu"]
+    assert main(["benchmark", "model", *arguments]) == 2
     assert (
         "'torchvision:fcn' with backbone resnet18; torchvision has it with resnet50 and resnet101"
         in capsys.readouterr().err

@@ -6,41 +6,42 @@ import pytest
 import torch
 
 from caaseg.benchmarks.provenance import provenance
-from caaseg.benchmarks.timing import is_out_of_memory, measure
+from caaseg.benchmarks.timing import measure
+from caaseg.models.inference import is_out_of_memory
 
 CPU = torch.device("cpu")
 
 
 def test_peak_memory_counts_live_tensors() -> None:
-    given = torch.ones(1000)  # 4,000 bytes
+    source = torch.ones(1000)  # 4,000 bytes
 
     def work() -> torch.Tensor:
-        doubled = given * 2  # 8,000 alive
+        doubled = source * 2  # 8,000 alive
         tripled = doubled * 3  # 12,000 alive
         del doubled  # 8,000
-        return tripled + given  # 12,000
+        return tripled + source  # 12,000
 
-    assert measure(work, [given], CPU, seconds=0, max_repeats=3).peak_bytes == 12_000
+    assert measure(work, [source], CPU, seconds=0, max_repeats=3).peak_bytes == 12_000
 
 
 def test_peak_memory_counts_tensors_saved_for_backward() -> None:
-    given = torch.ones(1000, requires_grad=True)
+    source = torch.ones(1000, requires_grad=True)
 
     def work() -> tuple[torch.Tensor, ...]:
-        output = given.exp().exp()  # saves both results
-        return torch.autograd.grad(output.sum(), [given])
+        output = source.exp().exp()  # saves both results
+        return torch.autograd.grad(output.sum(), [source])
 
-    peak = measure(work, [given], CPU, seconds=0, max_repeats=3).peak_bytes
+    peak = measure(work, [source], CPU, seconds=0, max_repeats=3).peak_bytes
     assert 4 * 4000 <= peak <= 6 * 4000 + 64  # input, two saved results, temporary gradients
 
 
 def test_views_and_in_place_operations_count_once() -> None:
-    given = torch.ones(1000)
+    source = torch.ones(1000)
 
     def work() -> torch.Tensor:
-        return given.view(10, 100).t()[2:5].add_(1)
+        return source.view(10, 100).t()[2:5].add_(1)
 
-    assert measure(work, [given, given.view(100, 10)], CPU, seconds=0, max_repeats=3).peak_bytes == 4000
+    assert measure(work, [source, source.view(100, 10)], CPU, seconds=0, max_repeats=3).peak_bytes == 4000
 
 
 def test_time_is_positive_and_grows_with_the_work() -> None:

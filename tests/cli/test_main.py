@@ -70,27 +70,18 @@ def test_help_ends_with_exit_code_0(words: list[str], text: str, capsys: pytest.
 @pytest.mark.parametrize(
     ("command", "message"), [("demo", "interrupted; run the same command to continue"), ("app", "interrupted")]
 )
-def test_ctrl_c_is_exit_code_130(
-    command: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(f"caaseg.cli.{command}.{command}", commands.interrupted)
-    assert main([command]) == 130
+def test_ctrl_c_is_exit_code_130(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command], lambda _: (commands.interrupted, {})) == 130
     assert capsys.readouterr().err == f"caaseg: {message}\n"
 
 
-def test_a_missing_permission_is_one_message(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("caaseg.cli.recipes.recipes", commands.not_permitted)
-    assert main(["recipes"]) == 2
+def test_a_missing_permission_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"], lambda _: (commands.not_permitted, {})) == 2
     assert capsys.readouterr().err.startswith("caaseg: locked/table.md: permission denied; choose another path")
 
 
-def test_a_bug_shows_its_traceback_and_asks_for_a_report(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("caaseg.cli.recipes.recipes", commands.broken)
-    assert main(["recipes"]) == 1
+def test_a_bug_shows_its_traceback_and_asks_for_a_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"], lambda _: (commands.broken, {})) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("caaseg: this is a bug; please report it with the traceback above\n")

@@ -42,11 +42,16 @@ def test_a_progress_bar_takes_names_with_brackets(monkeypatch: pytest.MonkeyPatc
     assert "line" in captured.get()
 
 
-def test_an_error_message_is_one_line_without_control_characters(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("caaseg.cli.recipes.recipes", commands.bad_name)
-    assert main(["recipes"]) == 2
+def test_long_work_without_a_terminal_prints_rare_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    times = iter([0.0, 0.0, 10.0, 40.0, 50.0, 80.0])  # the first report reads the clock twice
+    with progress_bars(console_for(None), clock=lambda: next(times)) as report:
+        for done, total in ((10, 90), (20, 90), (50, 90), (60, 90), (90, None)):
+            report("[b]clip.mp4", done, total)
+    assert capsys.readouterr().out == "[b]clip.mp4: 50 of 90, 1.0 per second\n[b]clip.mp4: 90, 1.0 per second\n"
+
+
+def test_an_error_message_is_one_line_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"], lambda _: (commands.bad_name, {})) == 2
     assert capsys.readouterr().err == "caaseg: a\\nb\\x1b[2J.png: no such file\n"
 
 

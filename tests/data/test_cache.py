@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from caaseg.config import Augmentation
-from caaseg.data import cache
 from caaseg.data.cache import CachedDataset, estimated_bytes
 from caaseg.data.datasets.camvid import CamVid
 from caaseg.data.datasets.scenes import Scenes
@@ -57,10 +56,9 @@ def assert_same(ours: Sample, expected: Sample) -> None:
     assert (ours.image.dtype, ours.label.dtype) == (torch.uint8, torch.uint8)
 
 
-def test_samples_are_the_same_bit_for_bit_and_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 5000)  # several blocks
+def test_samples_are_the_same_bit_for_bit_and_read_once() -> None:
     noise = Noise(12, bad=set())
-    cached = CachedDataset(noise)
+    cached = CachedDataset(noise, block_bytes=5000)  # several blocks
     assert noise.reads == dict.fromkeys(range(12), 1)
     assert len(cached) == 12
     assert (cached.classes, cached.palette) == (noise.classes, noise.palette)
@@ -72,15 +70,14 @@ def test_samples_are_the_same_bit_for_bit_and_read_once(monkeypatch: pytest.Monk
             )  # memory order matters for the speed of resizing
 
 
-def test_an_image_larger_than_a_block_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "BLOCK_BYTES", 100)
-    cached = CachedDataset(Noise(3, bad=set()))
+def test_an_image_larger_than_a_block_is_cached() -> None:
+    cached = CachedDataset(Noise(3, bad=set()), block_bytes=100)
     for index in range(3):
         assert_same(cached[index], Noise(3, bad=set())[index])
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_the_same_with_the_files_gone(workers: int, tmp_path: Path) -> None:
+def test_cached_batches_are_the_same_after_the_files_are_deleted(workers: int, tmp_path: Path) -> None:
     trees.camvid(tmp_path)
 
     def batches(dataset: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -124,7 +121,7 @@ def test_a_process_that_receives_the_cache_shares_its_memory(start_method: str) 
     assert [int(cached[index].image[0, 0, 0]) for index in range(5)] == [77] * 5
 
 
-def test_a_bad_file_is_reported_when_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bad_file_is_reported_when_its_sample_is_requested(caplog: pytest.LogCaptureFixture) -> None:
     noise = Noise(10, bad={4})
     cached = CachedDataset(noise)
     assert_same(cached[5], noise[5])

@@ -172,7 +172,7 @@ def test_truncated_files_are_refused_wherever_they_were_cut(tmp_path: Path, suff
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text.jpg").write_text("not an image")
-    with pytest.raises(BadFileError, match=r"text\.jpg: not an image in any of JPEG, PNG.*replace or remove"):
+    with pytest.raises(BadFileError, match=r"text\.jpg: not an image in any of JPEG, PNG.*replace or move it"):
         read_image(tmp_path / "text.jpg")
     with pytest.raises(BadFileError, match=r"none\.jpg: no such file; expected an image"):
         read_image(tmp_path / "none.jpg")

@@ -1,4 +1,4 @@
-"""Damaged files give a sample or a BadFileError: never another exception, never a hang."""
+"""Reading a damaged file returns a sample or raises BadFileError; it raises no other exception and ends in time."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow may warn about damag
 
 
 class TimeoutSignal(BaseException):
-    """Not an Exception, so that no handler on the way catches it."""
+    """Not an Exception, so that no handler in the code under test catches it."""
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def test_damaged_images_and_masks_are_read_or_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [100, 200])
-def test_10000_more_are_read_or_refused(tmp_path: Path, seed: int) -> None:
+def test_10000_more_damaged_files_are_read_or_refused(tmp_path: Path, seed: int) -> None:
     check_damaged_pairs(tmp_path, 10_000, seed=seed)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +128,7 @@ def test_a_faulty_image_stops_the_import_or_is_left_out(
     result = import_labels(export, tmp_path / "data", skip_faulty=True)
     assert len(result.faults) == 1
     assert re.search(message, result.faults[0])
+    assert result.counts == {"": 9}
     assert len(list((tmp_path / "data/masks").glob("*.png"))) == 9
 
 
@@ -165,6 +167,27 @@ def test_faults_of_the_other_formats_name_the_file_and_the_problem(tmp_path: Pat
         assert len(faults) == len(messages)
         for message in messages:
             assert any(re.search(message, fault) for fault in faults)
+
+
+def test_names_may_differ_in_case_and_unicode_form_and_unlabeled_images_are_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export = exports.labelme(tmp_path / "my export")
+    decomposed = unicodedata.normalize("NFD", "Straße été")
+    (image,) = export.rglob("photo0.jpg")
+    image.rename(image.with_name(f"{decomposed}.JPG"))
+    (file,) = export.rglob("photo0.json")
+    edit(file, lambda content: content.update(imagePath="Straße été.jpg"))
+    (forgotten,) = export.rglob("photo1.json")
+    forgotten.unlink()
+    assert main(["data", "import", str(export), "--out", str(tmp_path / "my data")]) == 0
+    out = capsys.readouterr().out
+    assert "images without annotations, left out: 1 (" in out
+    assert "photo1.jpg" in out
+    assert "Labelme: 9 images" in out
+    assert f"caaseg data check folder --root '{tmp_path / 'my data'}'" in out
+    assert (tmp_path / "my data/masks/Straße été.png").is_file()
+    assert main(["data", "check", "folder", "--root", str(tmp_path / "my data")]) == 0
 
 
 def test_an_import_overwrites_nothing(tmp_path: Path) -> None:

@@ -25,15 +25,15 @@ def test_a_directory_gives_all_images_below_it_in_order(tmp_path: Path) -> None:
     assert find_images([str(tmp_path / "p")]).skipped == 1
 
 
-def test_files_with_one_name_keep_their_directories(tmp_path: Path) -> None:
+def test_result_names_include_the_directories_that_distinguish_files(tmp_path: Path) -> None:
     tree(tmp_path, "a/x.png", "b/x.png", "b/c/y.png")
     assert named(tmp_path, "a/x.png", "b/x.png") == {"a/x.png": "a/x", "b/x.png": "b/x"}
     assert named(tmp_path, "a", "b") == {"a/x.png": "a/x", "b/x.png": "b/x", "b/c/y.png": "b/c/y"}
     assert named(tmp_path, "a/x.png") == {"a/x.png": "x"}
-    assert named(tmp_path, "b/c") == {"b/c/y.png": "y"}  # relative to the given directory
+    assert named(tmp_path, "b/c") == {"b/c/y.png": "y"}  # relative to the input directory
 
 
-def test_a_suffix_is_kept_if_names_would_be_equal(tmp_path: Path) -> None:
+def test_result_names_include_the_suffix_if_they_would_be_equal_without_it(tmp_path: Path) -> None:
     names = ["x.jpg", "x.png", "x.jpg.bmp", "y.z.png", "..png", "w"]
     tree(tmp_path, *names)
     found = named(tmp_path, *names)
@@ -48,15 +48,15 @@ def test_a_suffix_is_kept_if_names_would_be_equal(tmp_path: Path) -> None:
     assert len(set(found.values())) == len(names)
 
 
-def test_an_image_given_twice_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_named_twice_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tree(tmp_path, "p/a.png", "p/b.png")
     monkeypatch.chdir(tmp_path)
     found = find_images(["p/b.png", "p", "p/*.png", "./p/../p/a.png", str(tmp_path / "p/a.png")])
-    assert [str(image.path) for image in found.images] == ["p/b.png", "p/a.png"]  # as first given
+    assert [str(image.path) for image in found.images] == ["p/b.png", "p/a.png"]  # as first named
     assert find_images(["p/"]).images[0].path == Path("p/a.png")
 
 
-def test_patterns(tmp_path: Path) -> None:
+def test_patterns_match_visible_files(tmp_path: Path) -> None:
     tree(tmp_path, "p/a.png", "p/b.jpg", "p/q/c.jpg", "p/q/.d.jpg", "p/[1].jpg")
     assert named(tmp_path, "p/*.jpg") == {"p/[1].jpg": "[1]", "p/b.jpg": "b"}
     assert named(tmp_path, "p/**/*.jpg") == {"p/[1].jpg": "[1]", "p/b.jpg": "b", "p/q/c.jpg": "q/c"}

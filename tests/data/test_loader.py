@@ -80,7 +80,7 @@ def expected() -> list[Batch]:
     return first(training(seed=5), 9)
 
 
-def test_batches_are_uint8_of_the_crop(expected: list[Batch]) -> None:
+def test_batches_are_uint8_and_have_the_crop_size(expected: list[Batch]) -> None:
     for batch in expected:
         assert batch.images.shape == (4, 3, 48, 56)
         assert batch.labels.shape == (4, 48, 56)
@@ -124,10 +124,10 @@ def test_samples_are_the_same_over_several_ranks(ranks: int, workers: int, expec
 
 @more_workers_than_cores
 @pytest.mark.parametrize("workers", [0, 1, 4])
-def test_iterating_again_continues(workers: int, expected: list[Batch]) -> None:
+def test_iterating_again_continues_with_the_next_step(workers: int, expected: list[Batch]) -> None:
     loader = training(seed=5, workers=workers)
-    given = [batch for steps in (2, 1, 3, 0, 3) for batch in first(loader, steps)]
-    assert_same(given, expected)  # also the first ones: no worker has overwritten them
+    batches = [batch for steps in (2, 1, 3, 0, 3) for batch in first(loader, steps)]
+    assert_same(batches, expected)  # no worker has overwritten the first batches
 
 
 def test_another_seed_gives_other_samples(expected: list[Batch]) -> None:
@@ -187,7 +187,9 @@ def test_a_bad_file_stops_training_and_evaluation_by_its_name(workers: int) -> N
 
 
 @more_workers_than_cores
-def test_skipped_files_are_replaced_alike_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_replacements_of_skipped_files_do_not_depend_on_workers_and_are_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.WARNING)
     runs = []
     for workers in (0, 1, 4):
@@ -215,7 +217,7 @@ def test_skipped_files_are_replaced_alike_and_logged_once(caplog: pytest.LogCapt
             assert replaced or torch.equal(batch.images[k], other.images[k])
 
 
-def test_too_many_bad_files_stop_training_all_the_same() -> None:
+def test_too_many_bad_files_stop_training_although_bad_files_are_skipped() -> None:
     message = (
         r"^2 of 10 samples cannot be read, more than the allowed fraction of 0\.1; "
         r"the last: images/\d\.png: cut off; replace or remove the file$"
@@ -266,14 +268,14 @@ def test_bad_options_of_evaluation_are_refused(options: dict[str, int], message:
 
 
 def test_workers_do_not_receive_signals_of_the_terminal() -> None:
-    """Ctrl-C goes to a process group; the main process finishes its step, then stops its workers."""
+    """Ctrl-C sends a signal to a process group; the main process finishes its step, then stops its workers."""
     loader = EvaluationLoader(Scenes("val", length=3), workers=1)
     groups = {os.getpgid(worker.pid) for _ in loader for worker in multiprocessing.active_children() if worker.pid}
     assert len(groups) == 1
     assert os.getpgrp() not in groups
 
 
-def test_prefetched_items_and_errors_are_the_same() -> None:
+def test_prefetch_yields_the_same_items_and_raises_the_same_errors() -> None:
     assert list(prefetch(iter(range(50)))) == list(range(50))
 
     def failing() -> Iterator[int]:
@@ -287,14 +289,13 @@ def test_prefetched_items_and_errors_are_the_same() -> None:
 
 
 def test_prefetch_stops_its_thread_when_it_is_not_exhausted() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     endless = prefetch(count())
     assert [next(endless) for _ in range(3)] == [0, 1, 2]
+    (thread,) = set(threading.enumerate()) - before
     del endless
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and thread.name.startswith("Thread-"):
-            thread.join(timeout=5)
-    assert threading.active_count() == before
+    thread.join(timeout=5)
+    assert not thread.is_alive()
 
 
 def loaders(**options: Any) -> list[TrainingLoader | EvaluationLoader]:

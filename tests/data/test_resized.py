@@ -11,7 +11,7 @@ from caaseg.training.setup import training_size
 from tests.data import trees
 
 
-def make(root: Path) -> Path:
+def write_folder(root: Path) -> Path:
     for k, (height, width) in enumerate([(40, 60), (80, 64), (30, 30), (90, 100)]):
         trees.save_image(root / "images" / f"{k}.jpg", seed=k, height=height, width=width)
         trees.save_mask(root / "masks" / f"{k}.png", trees.values_of(0, 1, height=height, width=width))
@@ -21,7 +21,7 @@ def make(root: Path) -> Path:
 
 
 def test_large_images_and_labels_are_resized_to_the_short_side(tmp_path: Path) -> None:
-    dataset = open_dataset("folder", make(tmp_path), "train")
+    dataset = open_dataset("folder", write_folder(tmp_path), "train")
     resized = ResizedDataset(dataset, 40)
     assert [tuple(resized[k].label.shape) for k in range(4)] == [(40, 60), (50, 40), (30, 30), (40, 44)]
     for k in range(4):
@@ -33,8 +33,8 @@ def test_large_images_and_labels_are_resized_to_the_short_side(tmp_path: Path) -
     assert resized[2].image.equal(dataset[2].image)
 
 
-def test_short_sides_of_a_dataset_and_of_joined_splits(tmp_path: Path) -> None:
-    make(tmp_path)
+def test_short_sides_are_those_of_all_images_also_of_joined_splits(tmp_path: Path) -> None:
+    write_folder(tmp_path)
     trees.write_lines(tmp_path / "train.txt", ["0", "1"])
     trees.write_lines(tmp_path / "val.txt", ["2", "3"])
     assert short_sides(open_dataset("folder", tmp_path, "train")) == [40, 64]
@@ -42,7 +42,7 @@ def test_short_sides_of_a_dataset_and_of_joined_splits(tmp_path: Path) -> None:
 
 
 def test_auto_resizes_to_twice_the_crop_if_images_are_much_larger(tmp_path: Path) -> None:
-    data = open_dataset("folder", make(tmp_path), "train")
+    data = open_dataset("folder", write_folder(tmp_path), "train")
 
     def size(crop: int, resize: object) -> tuple[int | None, tuple[int, int, int]]:
         values = {"dataset": "folder", "root": str(tmp_path), "crop": [crop, crop], "resize": resize}

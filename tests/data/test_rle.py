@@ -9,7 +9,7 @@ from caaseg.data.rle import decode_rle
 from tests.data.trees import encode_rle
 from tests.properties import examples
 
-# Made by pycocotools.mask.encode.
+# Encoded by pycocotools.mask.encode.
 SCATTERED = [[1, 1, 0, 0, 1], [0, 0, 1, 0, 1], [1, 0, 0, 0, 0], [0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [0, 0, 0, 1, 0]]
 SCATTERED += [[1, 1, 0, 0, 1]]
 BLOCK = "e<i0?000000000000000000\\OC==CC==CC==CC==CC==7000000000000000000000000000000000000000000000000[<"
@@ -42,7 +42,7 @@ def test_uncompressed_run_lengths_are_decoded() -> None:
 
 @examples(30)
 @given(counts=st.text(max_size=30), height=st.integers(1, 9), width=st.integers(1, 9))
-def test_any_text_is_decoded_or_a_value_error(counts: str, height: int, width: int) -> None:
+def test_any_text_is_decoded_or_raises_value_error(counts: str, height: int, width: int) -> None:
     try:
         mask = decode_rle(counts, height, width)
     except ValueError:

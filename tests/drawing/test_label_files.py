@@ -8,7 +8,13 @@ import torch
 from PIL import Image
 
 from caaseg.data.decode import read_mask
-from caaseg.drawing.label_files import ProbabilityFile, exceeds_jpeg_limit, save_labels, save_overlay
+from caaseg.drawing.label_files import (
+    ProbabilityFile,
+    exceeds_jpeg_limit,
+    save_labels,
+    save_overlay,
+    save_source_values,
+)
 from caaseg.drawing.overlays import overlay
 
 PALETTE = ((10, 20, 30), (200, 0, 0), (0, 200, 0))
@@ -24,6 +30,19 @@ def test_labels_are_an_indexed_png_of_class_ids(tmp_path: Path) -> None:
         assert image.info["caaseg"] == "made by hand"
     assert (tmp_path / "a.png").read_bytes()[24] == 8  # bits per value: not packed
     assert np.array_equal(read_mask(tmp_path / "a.png"), labels)
+
+
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [((0, 255, 7), "L"), ((1, 40_000, 255), "I;16"), (((0, 0, 0), (192, 0, 0), (1, 2, 3)), "RGB")],
+)
+def test_source_values_are_those_of_the_masks(values: tuple[int, ...], mode: str, tmp_path: Path) -> None:
+    labels = np.array([[0, 1, 2], [2, 1, 0]], dtype=np.uint8)
+    save_source_values(labels, values, tmp_path / "a.png", "made by hand")
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.mode == mode
+        assert np.array_equal(np.array(image), np.array(values)[labels])
+        assert image.info["caaseg"] == "made by hand"
 
 
 def test_an_overlay_drawn_in_bands_is_the_overlay(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def build(num_classes: int = 8, **options: Any) -> caaseg.Segmenter:
     torch.manual_seed(0)
     small: dict[str, Any] = {"channels": 16, "key_channels": 4, "gate_width": 8}
     model = caaseg.create_model("caa", backbone="test_resnet", num_classes=num_classes, **{**small, **options})
-    model(torch.randn(2, 3, 33, 33))  # batch norm statistics that are not the initial ones
+    model(torch.randn(2, 3, 33, 33))  # updates the initial batch norm statistics
     nn.init.normal_(model.classifier.weight)  # so that more than one class is predicted
     return model.eval()
 
@@ -103,7 +103,7 @@ def test_images_and_predictions_are_released_after_their_batch() -> None:
 
     caaseg.evaluate(build(), scenes(8), boundary=True, on_batch=check_released)
     assert len(alive) == 16
-    assert most <= 4  # of this batch and the previous one
+    assert most <= 4  # images and predictions of this batch and the previous one
 
 
 class Odd:
@@ -170,15 +170,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def words(root: Path, *more: str) -> list[str]:
-    return ["evaluate", str(root / "model"), "--dataset", "camvid", "--root", str(root / "camvid"), *more]
+def evaluate_arguments(root: Path, *options: str) -> list[str]:
+    return ["evaluate", str(root / "model"), "--dataset", "camvid", "--root", str(root / "camvid"), *options]
 
 
 def test_two_processes_count_every_image_once(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     common = ["--split", "train", "--boundary", "--workers", "0", "--device", "cpu"]  # 3 images: 2 and 1
-    assert main(words(root, *common, "--json", str(tmp_path / "one.json"))) == 0
+    assert main(evaluate_arguments(root, *common, "--json", str(tmp_path / "one.json"))) == 0
     capfd.readouterr()
-    codes = run_ranks(exit_with_command, words(root, *common, "--json", str(tmp_path / "two.json")))
+    codes = run_ranks(exit_with_command, evaluate_arguments(root, *common, "--json", str(tmp_path / "two.json")))
     printed = capfd.readouterr()
     assert codes == [0, 0], printed.err
     assert printed.out.count("mean IoU") == 1  # one process prints
@@ -192,7 +192,7 @@ def test_two_processes_count_every_image_once(root: Path, tmp_path: Path, capfd:
 
 
 def test_the_command_prints_scores_protocol_and_absent_classes(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(root, "--boundary", "--scales", "0.5, 1.0", "--flip", "--window", "9x9")) == 0
+    assert main(evaluate_arguments(root, "--boundary", "--scales", "0.5, 1.0", "--flip", "--window", "9x9")) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "│ 10 │" in printed
     assert "boundary IoU" in printed
@@ -201,15 +201,15 @@ def test_the_command_prints_scores_protocol_and_absent_classes(root: Path, capsy
     assert "output stride 16, float32" in printed
     assert re.search(r"mean IoU \d+\.\d\d, pixel accuracy \d+\.\d\d, mean accuracy \d+\.\d\d, mean boundary", printed)
     assert "a class that occurs in neither labels nor predictions has no IoU" in printed
-    assert re.search(r"without accuracy: (?!none).*Pole", printed)  # the tree has classes 0, 5 and 10 alone
-    assert "names its classes otherwise" not in printed
+    assert re.search(r"without accuracy: (?!none).*Pole", printed)  # the directory has classes 0, 5 and 10 only
+    assert "class names of the model and the dataset differ" not in printed
 
 
 def test_the_page_has_scores_confusions_and_images(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "new" / "page.html"
-    assert main(words(root, "--split", "train", "--workers", "0", "--page", str(page))) == 0
+    assert main(evaluate_arguments(root, "--split", "train", "--workers", "0", "--page", str(page))) == 0
     assert f"page: {page}" in capsys.readouterr().out
     text = page.read_text()
     assert "<h1>model</h1>" in text
@@ -221,14 +221,15 @@ def test_the_page_has_scores_confusions_and_images(
 
 
 def test_two_processes_cannot_write_a_page(root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = words(root, "--device", "cpu", "--page", str(tmp_path / "page.html"))
+    arguments = evaluate_arguments(root, "--device", "cpu", "--page", str(tmp_path / "page.html"))
     assert run_ranks(exit_with_command, arguments) == [2, 2]
     assert "--page needs all images, but 2 processes share them; start one process" in capfd.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_the_json_output_has_all_scores(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words(root, "--output-stride", "8", "--precision", "bf16", "--workers", "0", "--json", "-")) == 0
+    options = ["--output-stride", "8", "--precision", "bf16", "--workers", "0", "--json", "-"]
+    assert main(evaluate_arguments(root, *options)) == 0
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert "mean IoU" in captured.err
@@ -242,7 +243,7 @@ def test_the_json_output_has_all_scores(root: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("options", "message"),
     [
         (["--scales", "1.0,big"], "--scales is ['1.0', 'big']; expected a valid number"),
         (["--scales", "0"], "--scales is [0]; expected greater than 0"),
@@ -255,10 +256,10 @@ def test_the_json_output_has_all_scores(root: Path, capsys: pytest.CaptureFixtur
         (["--workers", "-1"], "--workers is -1; expected greater than or equal to 0"),
     ],
 )
-def test_bad_input_ends_with_one_message(
-    root: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_options_end_with_one_message(
+    root: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words(root, *more)) == 2
+    assert main(evaluate_arguments(root, *options)) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
@@ -275,9 +276,11 @@ def test_errors_name_a_missing_model_or_root(
     assert "camvid: contains no model; expected a directory with config.json" in capsys.readouterr().err
 
 
-def test_other_names_for_the_classes_are_noted(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_different_class_names_of_model_and_dataset_are_reported(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     build(11, classes=[f"class {k}" for k in range(11)]).save_pretrained(tmp_path)
-    assert main(["evaluate", str(tmp_path), *words(root, "--workers", "0")[2:]]) == 0
+    assert main(["evaluate", str(tmp_path), *evaluate_arguments(root, "--workers", "0")[2:]]) == 0
     assert "the class names of the model and the dataset differ" in " ".join(capsys.readouterr().out.split())
 
 
@@ -307,17 +310,17 @@ def test_a_cityscapes_submission_has_label_ids(tmp_path: Path, capsys: pytest.Ca
         ),
     ],
 )
-def test_the_protocol_states_what_is_averaged(options: dict[str, Any], text: str) -> None:
+def test_the_protocol_states_whether_logits_or_probabilities_are_averaged(options: dict[str, Any], text: str) -> None:
     assert describe_protocol(caaseg.Predictor(nn.Identity(), **options), 8) == text
 
 
 def test_the_protocol_distinguishes_59_and_60_classes() -> None:
     for name, number, how in (("pascal_context", 59, "ignored"), ("pascal_context_60", 60, "scored")):
-        text = describe_data(name, "val", made(DATASETS[name].classes))
+        text = describe_data(name, "val", evaluation_of(DATASETS[name].classes))
         assert text == f"PASCAL Context, background {how} ({name}, {number} classes), val: 4 images"
 
 
-def made(classes: tuple[str, ...]) -> Evaluation:
+def evaluation_of(classes: tuple[str, ...]) -> Evaluation:
     nothing = (math.nan,) * len(classes)
     return Evaluation(
         classes=classes,
@@ -335,7 +338,7 @@ def made(classes: tuple[str, ...]) -> Evaluation:
 
 
 def test_classes_without_a_score_are_empty_and_listed() -> None:
-    evaluation = made(("cat", "[dog]", "hen"))
+    evaluation = evaluation_of(("cat", "[dog]", "hen"))
     assert list(score_table(evaluation).columns[2].cells) == ["100.00", "", ""]
     assert score_lines(evaluation, "cats", "at once")[-1].endswith(
         "Without IoU: [dog], hen; without accuracy: [dog], hen."

@@ -1,4 +1,4 @@
-"""Metrics against cases by hand, scikit-learn, and a slow implementation of boundary IoU."""
+"""Metrics against calculations by hand, scikit-learn, and a slow implementation of boundary IoU."""
 
 import math
 
@@ -16,8 +16,8 @@ from caaseg.evaluation.metrics import BoundaryIoU, ConfusionMatrix, close_to_con
 seeds = st.integers(0, 2**31)
 
 
-def drawn(seed: int, size: tuple[int, ...], num_classes: int, ignored: float) -> tuple[Tensor, Tensor]:
-    """Return predictions, and labels of which some are ignored; of several classes the last occurs in neither."""
+def draw(seed: int, size: tuple[int, ...], num_classes: int, ignored: float) -> tuple[Tensor, Tensor]:
+    """Return predictions and labels. Some labels are ignored; the last of several classes occurs in neither."""
     rng = np.random.default_rng(seed)
     most = max(1, num_classes - 1)
     labels = rng.integers(0, most, size).astype(np.uint8)
@@ -26,7 +26,7 @@ def drawn(seed: int, size: tuple[int, ...], num_classes: int, ignored: float) ->
     return torch.from_numpy(predictions), torch.from_numpy(labels)
 
 
-def test_two_classes_by_hand() -> None:
+def test_scores_of_two_classes_equal_a_calculation_by_hand() -> None:
     labels = torch.tensor([[0, 0, 0, 1], [1, 1, 255, 255]], dtype=torch.uint8)
     predictions = torch.tensor([[0, 0, 1, 1], [1, 0, 0, 1]])
     matrix = ConfusionMatrix(2)
@@ -58,7 +58,7 @@ def test_scores_without_a_labeled_pixel_are_nan() -> None:
 
 @given(seed=seeds, pixels=st.integers(1, 60), num_classes=st.integers(2, 6), ignored=st.sampled_from([0.0, 0.3, 0.9]))
 def test_every_score_equals_that_of_scikit_learn(seed: int, pixels: int, num_classes: int, ignored: float) -> None:
-    predictions, labels = drawn(seed, (pixels,), num_classes, ignored)
+    predictions, labels = draw(seed, (pixels,), num_classes, ignored)
     matrix = ConfusionMatrix(num_classes)
     matrix.update(predictions, labels)
     labeled = labels != IGNORE
@@ -89,9 +89,9 @@ def slow_boundary_iou(prediction: Tensor, label: Tensor, num_classes: int, dista
         return {(y, x) for y, x in mask if any((y + down, x + right) not in mask for down in reach for right in reach)}
 
     scores = []
-    labelled = {(y, x) for y in range(height) for x in range(width) if label[y, x] != IGNORE}
+    labeled = {(y, x) for y in range(height) for x in range(width) if label[y, x] != IGNORE}
     for k in range(num_classes):
-        ours, theirs = inner(prediction.tolist(), k) & labelled, inner(truth, k) & labelled
+        ours, theirs = inner(prediction.tolist(), k) & labeled, inner(truth, k) & labeled
         scores.append(len(ours & theirs) / len(ours | theirs) if ours | theirs else math.nan)
     return scores
 
@@ -107,7 +107,7 @@ def slow_boundary_iou(prediction: Tensor, label: Tensor, num_classes: int, dista
 def test_boundary_iou_equals_its_definition(
     seed: int, height: int, width: int, num_classes: int, ignored: float, share: float
 ) -> None:
-    predictions, labels = drawn(seed, (1, (height + 3) // 4, (width + 3) // 4), num_classes, ignored)
+    predictions, labels = draw(seed, (1, (height + 3) // 4, (width + 3) // 4), num_classes, ignored)
     predictions, labels = (  # patches of 4 x 4, so that some pixels are inside
         classes.repeat_interleave(4, 1).repeat_interleave(4, 2)[:, :height, :width] for classes in (predictions, labels)
     )
@@ -142,7 +142,7 @@ def test_a_shifted_edge_costs_more_boundary_iou_than_iou() -> None:
 
 @pytest.mark.parametrize("kind", [ConfusionMatrix, BoundaryIoU])
 def test_sums_of_counts_equal_the_counts_of_all_images(kind: type[ConfusionMatrix] | type[BoundaryIoU]) -> None:
-    predictions, labels = drawn(3, (6, 20, 30), 4, 0.1)
+    predictions, labels = draw(3, (6, 20, 30), 4, 0.1)
     whole, first, second = kind(4), kind(4), kind(4)
     whole.update(predictions, labels)
     for n in range(6):

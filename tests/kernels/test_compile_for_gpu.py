@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("compile_for_gpu.py")
 
 @pytest.mark.parametrize(("blocks", "number"), [("small", 19), pytest.param("used", 45, marks=pytest.mark.slow)])
 def test_every_kernel_compiles_for_a_gpu(blocks: str, number: int) -> None:
-    # In its own process, because in this one triton interprets.
+    # In its own process, because this process uses Triton's interpreter.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, str(SCRIPT), blocks]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

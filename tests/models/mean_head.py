@@ -1,4 +1,4 @@
-"""A file with a head, as users write it."""
+"""A file with a user-defined head."""
 
 from torch import nn
 

@@ -23,6 +23,12 @@ LARGE = {
 }
 
 
+@pytest.fixture(scope="module")
+def resnet18() -> TimmBackbone:
+    """A backbone with weights, to read only."""
+    return TimmBackbone("resnet18", output_stride=16).eval()
+
+
 @pytest.mark.parametrize(
     ("name", "stride"),
     [
@@ -35,7 +41,7 @@ LARGE = {
 )
 def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride: OutputStride) -> None:
     with torch.device("meta"):
-        backbone = TimmBackbone(name, output_stride=stride, with_fine=True)
+        backbone = TimmBackbone(name, output_stride=stride, with_fine=True).eval()
         coarse, fine = backbone(torch.empty(1, 3, 513, 513))
     cells = {8: 65, 16: 33}[stride]
     assert coarse.shape == (1, LARGE[name], cells, cells)
@@ -49,7 +55,7 @@ def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: 
     with torch.device("meta"):
         backbone = TimmBackbone(
             "resnet50", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True
-        )
+        ).eval()
         coarse, fine = backbone(torch.empty(1, 3, 513, 513))
     net = backbone.net
     assert [m.out_channels for m in net.conv1 if isinstance(m, nn.Conv2d)] == [64, 64, 128]
@@ -66,7 +72,7 @@ def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: 
     assert fine.shape == (1, 256, 129, 129)
 
 
-def test_the_authors_variant_with_the_dilation_of_timm_is_that_of_earlier_versions() -> None:
+def test_the_authors_variant_with_timm_dilation_equals_the_variant_of_earlier_versions() -> None:
     with torch.device("meta"):
         backbone = TimmBackbone("resnet50", output_stride=8, variant="authors", dilation="timm")
     net = backbone.net
@@ -95,7 +101,7 @@ def test_multi_grid_multiplies_the_dilation_of_the_last_stage(
     dilation: Dilation | None, stride: OutputStride, rates: list[int]
 ) -> None:
     with torch.device("meta"):
-        gridded = TimmBackbone("resnet50", output_stride=stride, multi_grid=(1, 2, 4), dilation=dilation)
+        gridded = TimmBackbone("resnet50", output_stride=stride, multi_grid=(1, 2, 4), dilation=dilation).eval()
         assert gridded(torch.empty(1, 3, 65, 65)).coarse.shape == (1, 2048, 65 // stride + 1, 65 // stride + 1)
     assert [block.conv2.dilation[0] for block in gridded.net.layer4] == rates
 
@@ -123,46 +129,46 @@ def test_top_features_come_after_the_top_convolution_and_load_from_a_file(tmp_pa
 
 
 STAGED = {
-    "resnet18": {2: 128, 3: 256, 4: 512},
+    "test_resnet": {2: 48, 3: 192, 4: 96},
     "test_efficientnet": {2: 32, 3: 48, 4: 64},
     "mobilenetv3_small_100": {2: 24, 3: 48, 4: 576},
-    "convnext_atto": {2: 80, 3: 160, 4: 320},  # its first feature is of stride 4, those of the others of stride 2
+    "convnext_atto": {2: 80, 3: 160, 4: 320},  # its first feature map has stride 4, that of the others stride 2
 }
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "resnet18",
+        "test_resnet",
         "test_efficientnet",
         pytest.param("mobilenetv3_small_100", marks=pytest.mark.slow),
         pytest.param("convnext_atto", marks=pytest.mark.slow),
     ],
 )
-def test_stages_after_the_last_one_used_are_not_built(name: str) -> None:
+def test_unused_stages_are_not_built(name: str) -> None:
     with torch.device("meta"):
         whole = TimmBackbone(name, output_stride=8)
         for stages, channels in STAGED[name].items():
             for stride in (8, 16) if stages > 2 else (8,):
-                backbone = TimmBackbone(name, output_stride=stride, stages=stages, with_fine=True)
+                backbone = TimmBackbone(name, output_stride=stride, stages=stages, with_fine=True).eval()
                 coarse, fine = backbone(torch.empty(2, 3, 64, 96))
                 assert coarse.shape == (2, channels, 64 // stride, 96 // stride)
                 assert backbone.coarse_channels == channels
                 assert fine is not None
                 assert fine.shape[2:] == (16, 24)
                 coarse.sum().backward()
-                assert all(weight.grad is not None for weight in backbone.parameters())  # none is idle
+                assert all(weight.grad is not None for weight in backbone.parameters())  # every weight is used
                 names = set(backbone.state_dict())
                 assert names <= set(whole.state_dict())
                 assert (names == set(whole.state_dict())) == (stages == 4)
 
 
-def test_three_stages_of_a_resnet18_equal_those_of_the_full_network() -> None:
-    whole, part = TimmBackbone("resnet18", output_stride=16), TimmBackbone("resnet18", output_stride=16, stages=3)
+def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: TimmBackbone) -> None:
+    whole, part = resnet18, TimmBackbone("resnet18", output_stride=16, stages=3)
     assert sum(weight.numel() for weight in part.parameters()) == 2_782_784
     part.load_state_dict({name: tensor for name, tensor in whole.state_dict().items() if "layer4" not in name})
     images = torch.randn(2, 3, 65, 49)
-    assert torch.equal(part.eval()(images).coarse, whole.eval().net(images)[3])
+    assert torch.equal(part.eval()(images).coarse, whole.net(images)[3])
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network() -> None:
         ),
         (
             {"name": "test_efficientnet", "multi_grid": (1, 2, 4)},
-            "backbone test_efficientnet is not a plain ResNet, which multi_grid needs; leave it out",
+            "backbone test_efficientnet is not a plain ResNet, which multi_grid needs; use a ResNet, or leave out",
         ),
         (
             {"name": "resnet18", "multi_grid": (1, 2, 4)},
@@ -208,7 +214,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network() -> None:
         ),
         (
             {"name": "resnet18", "top_features": True},
-            "backbone resnet18 is not an EfficientNet, which top_features needs; leave it out",
+            "backbone resnet18 is not an EfficientNet, which top_features needs; use an EfficientNet, or leave out",
         ),
         (
             {"name": "mobilenetv2_100", "variant": "authors"},
@@ -222,7 +228,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network() -> None:
         ),
     ],
 )
-def test_errors_name_the_unsupported_option_and_the_supported_ones(options: dict[str, Any], message: str) -> None:
+def test_errors_name_the_unsupported_option_and_the_alternatives(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         TimmBackbone(**options, output_stride=16)
 
@@ -256,7 +262,7 @@ def test_mean_and_std_are_those_of_the_published_weights(
 @pytest.mark.parametrize(
     ("name", "stages", "ending"),
     [
-        ("resnet18", 3, ".pth"),
+        ("test_resnet", 3, ".pth"),
         ("test_efficientnet", None, ".pth"),
         ("test_efficientnet", 3, ".safetensors"),
         pytest.param("resnet18", None, ".safetensors", marks=pytest.mark.slow),
@@ -289,7 +295,7 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(
 
 
 @pytest.mark.parametrize(
-    ("name", "last"), [("resnet18", "layer4."), pytest.param("convnext_atto", "stages_3.", marks=pytest.mark.slow)]
+    ("name", "last"), [("test_resnet", "layer4."), pytest.param("convnext_atto", "stages_3.", marks=pytest.mark.slow)]
 )
 def test_weight_files_with_and_without_the_unused_stages_are_loaded(name: str, last: str, tmp_path: Path) -> None:
     whole = dict(TimmBackbone(name, output_stride=16).net.state_dict())  # timm's naming of features
@@ -304,8 +310,8 @@ def test_weight_files_with_and_without_the_unused_stages_are_loaded(name: str, l
         load_backbone_weights(TimmBackbone(name, output_stride=16), tmp_path / "w.safetensors")
 
 
-def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path) -> None:
-    backbone = TimmBackbone("resnet18", output_stride=16)
+def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(resnet18: TimmBackbone, tmp_path: Path) -> None:
+    backbone = resnet18
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     state = dict(backbone.net.state_dict())
     del state["layer1.0.conv1.weight"]
@@ -322,7 +328,11 @@ def test_weights_that_do_not_fit_are_listed_and_nothing_is_loaded(tmp_path: Path
     assert all(torch.equal(before[key], value) for key, value in backbone.state_dict().items())
 
 
-def test_standard_weights_do_not_fit_the_authors_variant_and_all_leftovers_are_listed(tmp_path: Path) -> None:
-    save_file(dict(TimmBackbone("resnet18", output_stride=16).net.state_dict()), tmp_path / "w.safetensors")
+def test_standard_weights_do_not_fit_the_authors_variant_and_unexpected_tensors_are_listed(
+    resnet18: TimmBackbone, tmp_path: Path
+) -> None:
+    save_file(dict(resnet18.net.state_dict()), tmp_path / "w.safetensors")
+    with torch.device("meta"):
+        authors = TimmBackbone("resnet18", output_stride=16, variant="authors")
     with pytest.raises(ValueError, match=r"not in the model: conv1\.weight"):
-        load_backbone_weights(TimmBackbone("resnet18", output_stride=16, variant="authors"), tmp_path / "w.safetensors")
+        load_backbone_weights(authors, tmp_path / "w.safetensors")

@@ -26,14 +26,14 @@ def test_on_a_cpu_a_captured_model_calls_the_model() -> None:
 
 def test_resizing_to_the_same_size_returns_a_copy() -> None:
     coarse = Prediction(torch.randn(1, 4, 5, 6), torch.randn(1, 4, 5, 6), {"channel": torch.randn(1, 4, 5, 6)})
-    given = resize_prediction(coarse, (5, 6))
+    resized = resize_prediction(coarse, (5, 6))
     expected = [tensor.clone() for tensor in (coarse.logits, coarse.branches["channel"])]
     for tensor in (coarse.logits, coarse.aux, coarse.branches["channel"]):
         assert tensor is not None
         tensor.zero_()  # as the next replay would overwrite it
-    torch.testing.assert_close([given.logits, given.branches["channel"]], expected)
-    assert given.aux is not None
-    assert given.aux.abs().sum() > 0
+    torch.testing.assert_close([resized.logits, resized.branches["channel"]], expected)
+    assert resized.aux is not None
+    assert resized.aux.abs().sum() > 0
 
 
 @needs_gpu
@@ -55,21 +55,21 @@ def test_replays_give_the_outputs_of_the_model(autocast: bool) -> None:
 
 @needs_gpu
 def test_cast_weights_are_not_freed_while_a_graph_uses_them() -> None:
-    """Autocast caches cast weights and frees them when its context ends: a captured graph must not use these."""
+    """Autocast caches cast weights and frees them when its context ends: a captured graph must not use this cache."""
     model = fold_batch_norm(caaseg.create_model("caa", decoder=True, **SMALL).cuda())  # type: ignore[arg-type]
     replayed = CapturedModel(model)
     for _ in range(5):
         images = torch.randn(1, 3, 40, 51, device="cuda")
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
             found = replayed(images).logits
-        room = torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.bfloat16)  # overwrites freed memory
+        filler = torch.full((1 << 20,), torch.nan, device="cuda", dtype=torch.bfloat16)  # overwrites freed memory
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16):
             torch.testing.assert_close(found, model(images).logits)
-        del room
+        del filler
 
 
 @needs_gpu
-def test_further_sizes_run_without_a_graph() -> None:
+def test_image_sizes_beyond_the_maximum_number_run_without_a_graph() -> None:
     model = caaseg.create_model("fcn", **SMALL).cuda().eval()  # type: ignore[arg-type]
     replayed = CapturedModel(model)
     with torch.inference_mode():

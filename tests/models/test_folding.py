@@ -1,4 +1,4 @@
-"""Batch normalization folded into convolutions: same outputs, and no normalization left."""
+"""Batch normalization folded into convolutions: a folded model has the same outputs and no batch normalization."""
 
 import shutil
 from statistics import geometric_mean
@@ -15,7 +15,7 @@ from caaseg.models.fused_norm import fuse_batch_norm
 SMALL = {"num_classes": 4, "channels": 12, "key_channels": 4, "gate_width": 8}
 
 
-def set_at_random(model: nn.Module) -> None:
+def randomize_batch_norm(model: nn.Module) -> None:
     for norm in norms(model):
         assert norm.running_mean is not None
         assert norm.running_var is not None
@@ -41,18 +41,18 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
 )
 def test_a_folded_model_gives_the_same_outputs(head: str, backbone: str, options: dict[str, object]) -> None:
     model = caaseg.create_model(head, backbone=backbone, **SMALL, **options).double()  # type: ignore[arg-type]
-    set_at_random(model)
+    randomize_batch_norm(model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    served = fold_batch_norm(model)
+    folded = fold_batch_norm(model)
     images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
     model.eval()
     with torch.no_grad():
-        expected, found = model(images), served(images)
+        expected, found = model(images), folded(images)
     torch.testing.assert_close(found.logits, expected.logits)
     for name, logits in expected.branches.items():
         torch.testing.assert_close(found.branches[name], logits)
     assert len(norms(model)) > 3
-    assert not norms(served)
+    assert not norms(folded)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # a copy was folded
 
 
@@ -60,13 +60,13 @@ def test_a_folded_model_gives_the_same_outputs(head: str, backbone: str, options
 @pytest.mark.slow
 def test_a_folded_model_compiled_for_inference_gives_the_same_outputs() -> None:
     model = caaseg.create_model("caa", backbone="test_resnet", decoder=True, **SMALL)  # type: ignore[arg-type]
-    set_at_random(model)
-    served = fold_batch_norm(model)
+    randomize_batch_norm(model)
+    folded = fold_batch_norm(model)
     batches = [torch.randn(1, 3, 40, 51), torch.randn(2, 3, 33, 64)]
     with torch.inference_mode():
-        expected = [served(images).logits for images in batches]
-        compile_for_inference(served)
-        found = [served(images).logits for images in batches]
+        expected = [folded(images).logits for images in batches]
+        compile_for_inference(folded)
+        found = [folded(images).logits for images in batches]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0  # it did compile
 
@@ -74,7 +74,7 @@ def test_a_folded_model_compiled_for_inference_gives_the_same_outputs() -> None:
 @pytest.mark.parametrize(("head", "backbone"), [("fcn", "resnet18"), ("caa", "test_efficientnet")])
 def test_models_with_fused_batch_norm_are_folded(head: str, backbone: str) -> None:
     model = caaseg.create_model(head, backbone=backbone, **SMALL).double()  # type: ignore[arg-type]
-    set_at_random(model)
+    randomize_batch_norm(model)
     images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
     with torch.no_grad():
         expected = model.eval()(images).logits
@@ -84,20 +84,20 @@ def test_models_with_fused_batch_norm_are_folded(head: str, backbone: str) -> No
 
 def test_large_convolutions_in_parts_give_the_same_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = caaseg.create_model("caa", backbone="test_resnet", **SMALL).double()  # type: ignore[arg-type]
-    set_at_random(model)
-    served, images = fold_batch_norm(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
+    randomize_batch_norm(model)
+    folded, images = fold_batch_norm(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
     with torch.no_grad():
-        expected = served(images).logits
+        expected = folded(images).logits
         monkeypatch.setattr(folding, "CACHED_WEIGHTS", 700)  # fewer than most layers have
-        torch.testing.assert_close(served(images).logits, expected)
+        torch.testing.assert_close(folded(images).logits, expected)
 
 
-def test_a_resnet_is_convolutions_alone() -> None:
+def test_a_folded_resnet_consists_of_convolutions_only() -> None:
     model = caaseg.create_model("caa", backbone="resnet50", **SMALL)  # type: ignore[arg-type]
-    served = fold_batch_norm(model)
-    blocks = [module for module in served.modules() if isinstance(module, PlainBlock)]
+    folded = fold_batch_norm(model)
+    blocks = [module for module in folded.modules() if isinstance(module, PlainBlock)]
     assert len(blocks) == 16
-    assert not [module for module in served.backbone.modules() if isinstance(module, nn.ReLU)]
+    assert not [module for module in folded.backbone.modules() if isinstance(module, nn.ReLU)]
     shortcuts = [module for block in blocks for module in block.children() if isinstance(module, nn.Sequential)]
     assert len(shortcuts) == 4
     assert all(part.bias is None for shortcut in shortcuts for part in shortcut if isinstance(part, nn.Conv2d))
@@ -105,25 +105,25 @@ def test_a_resnet_is_convolutions_alone() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("compiled", [False, True])
-def test_on_a_gpu_the_library_computes_what_follows_a_convolution(compiled: bool) -> None:
-    """Both round to 16 bits, in different operations: either may be closer in one network, so several are tested."""
+def test_a_folded_model_on_a_gpu_is_as_accurate_in_16_bits_as_the_plain_model(compiled: bool) -> None:
+    """The two models round after different operations. So the test compares the mean errors of several models."""
     plain, found = zip(*(errors_in_16_bits(compiled) for _ in range(6)), strict=True)
     assert geometric_mean(found) < 1.2 * geometric_mean(plain) < 0.05
 
 
 def errors_in_16_bits(compiled: bool) -> tuple[float, float]:
-    """Of a network of random weights, against 64 bits: as it is, and folded."""
+    """Return the errors of a random model and of the folded model in bfloat16, relative to float64."""
     model = caaseg.create_model("caa", backbone="resnet50", output_stride=8, num_classes=11).cuda().eval()
-    set_at_random(model)
+    randomize_batch_norm(model)
     images = torch.randn(2, 3, 97, 129, device="cuda").contiguous(memory_format=torch.channels_last)
-    served = fold_batch_norm(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    folded = fold_batch_norm(model).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if compiled:
-        compile_for_inference(served)
+        compile_for_inference(folded)
     with torch.inference_mode():
         exact = model.double()(images.double()).logits
         model.float()
         with torch.autocast("cuda", torch.bfloat16):
-            plain, found = model(images).logits, served(images).logits
+            plain, found = model(images).logits, folded(images).logits
 
     def error(logits: torch.Tensor) -> float:
         return float((logits.double() - exact).norm() / exact.norm())

@@ -15,12 +15,17 @@ slow = pytest.mark.slow
 
 
 def resnet(depth: int, stride: Any) -> TimmBackbone:
+    """On the meta device: all weights are loaded later."""
     name = f"resnet{depth}"
-    return TimmBackbone(name, output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True).eval()
+    with torch.device("meta"):
+        return TimmBackbone(name, output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True).eval()
 
 
 def efficientnet(name: str, stride: Any) -> TimmBackbone:
-    return TimmBackbone(f"tf_efficientnet_{name}", output_stride=stride, dilation="authors", top_features=True).eval()
+    """On the meta device: all weights are loaded later."""
+    name = f"tf_efficientnet_{name}"
+    with torch.device("meta"):
+        return TimmBackbone(name, output_stride=stride, dilation="authors", top_features=True).eval()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,7 @@ def efficientnet(name: str, stride: Any) -> TimmBackbone:
 )
 def test_the_authors_resnet_gives_their_features(depth: int, stride: int, size: str) -> None:
     names, stored = load(f"resnet{depth}_os{stride}"), load(f"resnet{depth}_os{stride}{size}")
-    backbone = resnet(depth, stride)
+    backbone = resnet(depth, stride).to_empty(device="cpu")
     load_formula_weights(backbone, {**names, "seed": stored["seed"]}, prefix="backbone.", check=not size)
     found: dict[str, Tensor] = {}
     net = backbone.net
@@ -61,8 +66,7 @@ def test_the_authors_resnet_gives_their_features(depth: int, stride: int, size: 
 @pytest.mark.parametrize(("depth", "stride"), [(101, 8), (101, 16), pytest.param(50, 8, marks=slow)])
 def test_the_authors_resnet_has_their_strides_and_dilation_rates(depth: int, stride: int) -> None:
     table = load(f"resnet{depth}_os{stride}")["block_table"]
-    with torch.device("meta"):
-        net = resnet(depth, stride).net
+    net = resnet(depth, stride).net
     rows = [
         (stage - 1, number, block.conv2.out_channels, block.conv2.stride[0], block.conv2.dilation[0])
         for stage in range(1, 5)
@@ -83,7 +87,7 @@ def test_the_authors_resnet_has_their_strides_and_dilation_rates(depth: int, str
 )
 def test_the_authors_efficientnet_gives_their_features(name: str, stride: int, size: str) -> None:
     names, stored = load(f"efficientnet{name}_os{stride}"), load(f"efficientnet{name}_os{stride}{size}")
-    backbone = efficientnet(name, stride)
+    backbone = efficientnet(name, stride).to_empty(device="cpu")
     names = {**names, "seed": stored["seed"]}
     load_formula_weights(backbone, names, prefix="backbone.", blocks=backbone.net.blocks, check=not size)
     with torch.no_grad():
@@ -97,8 +101,7 @@ def test_the_authors_efficientnet_gives_their_features(name: str, stride: int, s
 )
 def test_the_authors_efficientnet_has_their_strides_and_dilation_rates(name: str, channels: int, stride: int) -> None:
     tables = load("efficientnet_tables")
-    with torch.device("meta"):
-        backbone = efficientnet(name, stride)
+    backbone = efficientnet(name, stride)
     columns = [list(tables["columns"]).index(column) for column in ("kernel", "stride", "dilation")]
     rows = []
     for block in residual_blocks(backbone.net):
@@ -122,7 +125,9 @@ def test_the_whole_caa_model_gives_the_authors_logits(name: str) -> None:
     if "efficientnet" in name:
         options = {"backbone": "tf_efficientnet_b0", "dilation": "authors", "top_features": True}
     classes, stride = int(stored["num_class"]), int(stored["output_stride"])
-    model = caaseg.create_model("caa", num_classes=classes, output_stride=stride, aux=True, **options).eval()  # type: ignore[arg-type]
+    with torch.device("meta"):
+        model = caaseg.create_model("caa", num_classes=classes, output_stride=stride, aux=True, **options).eval()  # type: ignore[arg-type]
+    model.to_empty(device="cpu")
     net: Any = model.backbone.net
     load_formula_weights(model, stored, prefix="", blocks=net.blocks if "efficientnet" in name else ())
     images = golden_input(stored)

@@ -86,6 +86,6 @@ def test_images_are_resized_with_antialiasing() -> None:
 
 
 @pytest.mark.parametrize("size", ["large", 0, (10,), (10, 0), (1, 2, 3), 1.5])
-def test_other_sizes_are_refused(size: object) -> None:
+def test_invalid_sizes_are_refused(size: object) -> None:
     with pytest.raises(CaasegError, match=r"size is .*; expected auto, native, the short side, or height"):
         caaseg.Predictor(small_model("fcn"), size=size)  # type: ignore[arg-type]

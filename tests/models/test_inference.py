@@ -26,13 +26,13 @@ def test_a_prepared_model_gives_the_same_outputs_and_the_original_is_unchanged()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_it_is_captured_unless_turned_off() -> None:
+def test_a_prepared_model_on_a_gpu_is_captured_unless_capture_is_false() -> None:
     model = with_statistics(small_model())
     assert isinstance(prepare_for_inference(model, device="cuda"), CapturedModel)
     assert not isinstance(prepare_for_inference(model, device="cuda", capture=False), CapturedModel)
 
 
-def test_the_digest_tells_models_and_output_strides_apart(tmp_path: Path) -> None:
+def test_the_digest_differs_between_models_and_between_output_strides(tmp_path: Path) -> None:
     model = with_statistics(small_model())
     model.save_pretrained(tmp_path / "one")
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_only_failed_allocations_are_out_of_memory(error: Exception, expected: b
 
 
 def test_an_allocation_that_fails_on_the_cpu_is_out_of_memory() -> None:
-    for size in (2**55, 2**62):  # more than there is, and more bytes than fit 64 bits
+    for size in (2**55, 2**62):  # more memory than any machine has, and more bytes than fit into 64 bits
         with pytest.raises(RuntimeError) as caught:
             torch.empty(size, dtype=torch.float64)
         assert is_out_of_memory(caught.value), caught.value

@@ -18,10 +18,10 @@ SMALL: dict[str, Any] = {"backbone": "test_resnet", "channels": 8, "key_channels
 
 
 def pair(head: str, input_upsampling: float, **options: Any) -> tuple[caaseg.Segmenter, caaseg.Segmenter]:
-    """Return a model with input upsampling, and one with the same weights without."""
+    """Return a model with input upsampling, and a model with the same weights without it."""
     torch.manual_seed(0)
     plain = caaseg.create_model(head, **SMALL, **options)
-    plain(torch.randn(4, 3, 65, 65))  # batch norm statistics that are not the initial ones
+    plain(torch.randn(4, 3, 65, 65))  # updates the initial batch norm statistics
     model = caaseg.create_model(head, input_upsampling=input_upsampling, **SMALL, **options)
     model.load_state_dict(plain.state_dict())
     return model.eval(), plain.eval()
@@ -80,7 +80,7 @@ def test_windows_and_branches_are_upsampled() -> None:
     model, _ = pair("danet", 2.0)
     image = torch.randint(0, 256, (1, 3, 60, 80), dtype=torch.uint8)
     scores = Predictor(model, window=(32, 48)).scores(image)
-    views = Predictor(Views(model), window=(32, 48)).scores(image)  # the whole comes last
+    views = Predictor(Views(model), window=(32, 48)).scores(image)  # the model's own prediction comes last
     assert scores.shape == (1, 5, 60, 80)
     torch.testing.assert_close(views[:, -5:], scores)
 
@@ -91,7 +91,7 @@ def test_the_cell_of_a_pixel_has_its_receptive_field_around_that_pixel(pixel: tu
     image = torch.randint(0, 256, (3, 72, 104), generator=torch.Generator().manual_seed(7), dtype=torch.uint8)
     attention = predict_with_attention(model, image).at(pixel)
     assert attention is not None
-    assert attention.reach.shape == (18, 26)  # of 143 x 207
+    assert attention.reach.shape == (18, 26)  # features of an image of 143 x 207
     images = torch.randn(1, 3, 72, 104, requires_grad=True)
     i, j = attention.cell
     (gradient,) = torch.autograd.grad(model.features(images).coarse[0, :, i, j].sum(), images)

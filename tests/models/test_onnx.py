@@ -11,9 +11,13 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
+import caaseg
+from caaseg.cli import main
+from caaseg.data.transforms import GRAY
 from caaseg.errors import CaasegError
 from caaseg.models.inference import load_for_inference
 from caaseg.models.onnx import OnnxModel, onnx_files
+from tests.training.small import images_and_masks
 
 
 def write_model(
@@ -79,3 +83,27 @@ def test_the_hash_of_a_model_covers_its_external_weights(tmp_path: Path) -> None
     write_model(path)
     assert load_for_inference(str(path)).digest == before.digest
     assert before.source == str(path)
+
+
+def test_images_are_resized_and_padded_as_the_metadata_say(tmp_path: Path) -> None:
+    """As with the model that was exported: short sides of its training images, and the minimum size."""
+    path = tmp_path / "m.onnx"
+    write_model(path, short_sides=[20, 20, 20], min_size=[32, 24])
+    model = caaseg.load_model(path)
+    seen: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    model.predict(torch.full((3, 40, 80), 200, dtype=torch.uint8))
+    (images,) = seen
+    assert images.shape == (1, 3, 32, 40)
+    assert images[0, 0, :, 0].tolist() == [200.0] * 20 + [float(GRAY)] * 12
+
+
+def test_evaluate_scores_an_exported_model(tmp_path: Path) -> None:
+    images_and_masks(tmp_path / "data", number=2)
+    (tmp_path / "data/classes.yaml").write_text("classes: [background, thing, other]\n")
+    write_model(tmp_path / "m.onnx")  # equal logits: all pixels get the first class
+    words = ["--dataset", "folder", "--root", str(tmp_path / "data"), "--split", "train+val", "--workers", "0"]
+    assert main(["evaluate", str(tmp_path / "m.onnx"), *words, "--json", str(tmp_path / "scores.json")]) == 0
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    things = 2 * 20 * 25
+    assert scores["confusion"] == [[48 * 64 + 49 * 64 - things, 0, 0], [things, 0, 0], [0, 0, 0]]

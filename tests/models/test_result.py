@@ -13,7 +13,7 @@ import caaseg
 from caaseg.data.importers import import_labels
 from caaseg.errors import CaasegError
 from caaseg.models.result import ImageInput
-from tests.small_models import small_model
+from tests.small_models import small_model, varied_model
 
 CLASSES = ("sky", "road", "car")
 
@@ -99,6 +99,19 @@ def test_saved_files_hold_the_labels_and_are_never_overwritten(
         result.save(tmp_path / "out")
 
 
+def test_labels_are_saved_with_the_values_of_the_training_masks(pixels: np.ndarray, tmp_path: Path) -> None:
+    model = varied_model(2, mask_values=(0, 255))
+    result = model.predict(pixels)
+    labels, _ = result.save(tmp_path / "out", source_values=True)
+    found = np.array(Image.open(labels))
+    assert set(np.unique(found)) == {0, 255}
+    assert np.array_equal(found, 255 * result.labels)
+    unknown = varied_model(2).predict(pixels)
+    with pytest.raises(CaasegError, match=r"source_values is True, but the values of .* are unknown"):
+        unknown.save(tmp_path / "other", source_values=True)
+    assert not (tmp_path / "other").exists()
+
+
 def test_coco_json_imports_to_the_same_labels(model: caaseg.Segmenter, pixels: np.ndarray, tmp_path: Path) -> None:
     result = model.predict(pixels)
     (tmp_path / "export").mkdir()
@@ -108,8 +121,11 @@ def test_coco_json_imports_to_the_same_labels(model: caaseg.Segmenter, pixels: n
     assert np.array_equal(np.array(Image.open(tmp_path / "data/masks/image.png")), result.labels)
 
 
-def test_the_shipped_model_is_found_by_its_name() -> None:
+def test_the_shipped_model_is_found_by_its_name_and_names_its_license(caplog: pytest.LogCaptureFixture) -> None:
     model = caaseg.load_model("camvid")
+    assert isinstance(model, caaseg.Segmenter)
+    assert "camvid: the license of its weights is CC-BY-NC-4.0; see " in caplog.text
+    assert "CC-BY-NC-4.0" in str(model.generate_model_card())
     assert model.config.short_sides == (360, 360, 360)
     result = model.predict(Image.new("RGB", (96, 72), (90, 120, 160)), size="native")
     assert result.labels.shape == (72, 96)

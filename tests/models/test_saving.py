@@ -28,7 +28,7 @@ CLASSES, PALETTE = ["road", "tree", "sky"], [(128, 64, 128), (0, 128, 0), (70, 1
 def build(head: str = "caa", **options: Any) -> caaseg.Segmenter:
     small = {"backbone": "test_resnet", "num_classes": 3, "channels": 16, "key_channels": 4, "gate_width": 8}
     model = caaseg.create_model(head, **{**small, "classes": CLASSES, "palette": PALETTE, **options})
-    model(torch.randn(2, 3, 33, 33))  # batch norm statistics that are not the initial ones
+    model(torch.randn(2, 3, 33, 33))  # updates the initial batch norm statistics
     return model.eval()
 
 
@@ -46,7 +46,7 @@ def saved(saved_once: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("head", HEADS)
-def test_saved_and_loaded_is_bit_identical(head: str, tmp_path: Path) -> None:
+def test_a_saved_and_loaded_model_is_bit_identical(head: str, tmp_path: Path) -> None:
     model = build(head, aux=True, decoder=True)
     model.save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
@@ -130,7 +130,7 @@ def test_a_pytorch_file_is_read_without_running_code(saved: Path) -> None:
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in state.items())
 
 
-def test_another_number_of_classes_keeps_all_but_the_classifiers(tmp_path: Path) -> None:
+def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classes(tmp_path: Path) -> None:
     model = build("danet", aux=True)
     model.save_pretrained(tmp_path)
     message = "was trained on 3 classes and is loaded with 7: the classifiers are initialized anew"
@@ -192,9 +192,9 @@ def test_a_truncated_file_is_rejected(saved: Path, name: str, share: float) -> N
         load_model(saved)
 
 
-def change_config(folder: Path, **changed: Any) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changed))
+def change_config(directory: Path, **changed: Any) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changed))
 
 
 @pytest.mark.parametrize(
@@ -259,15 +259,15 @@ def test_errors_distinguish_missing_and_unfinished_models(tmp_path: Path, monkey
 
 
 def test_only_config_and_weights_are_downloaded_from_the_hub(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     def fetch(name: str, **options: Any) -> str:
-        asked.update(options, name=name)
+        requested.update(options, name=name)
         return str(saved)
 
     monkeypatch.setattr("caaseg.models.saving.snapshot_download", fetch)
     assert load_model("hf://somebody/something").config.head == "caa"
-    assert asked == {
+    assert requested == {
         "name": "somebody/something",
         "allow_patterns": ["config.json", "model.safetensors", "pytorch_model.bin"],
         "revision": None,
@@ -329,11 +329,11 @@ def test_push_to_hub_uploads_the_saved_files(monkeypatch: pytest.MonkeyPatch, tm
     assert uploaded == {"repo_id": "somebody/something", "files": {"model.safetensors", "config.json", "README.md"}}
 
 
-def change_weights(folder: Path, change: Callable[[Tensor], Tensor]) -> None:
+def change_weights(directory: Path, change: Callable[[Tensor], Tensor]) -> None:
     """Change the weights of the classifier in the file."""
-    state = load_file(folder / "model.safetensors")
+    state = load_file(directory / "model.safetensors")
     state["classifier.weight"] = change(state["classifier.weight"])
-    save_file(state, folder / "model.safetensors")
+    save_file(state, directory / "model.safetensors")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
@@ -384,7 +384,7 @@ def test_backbone_weights_that_are_not_finite_are_refused(tmp_path: Path) -> Non
         load_backbone_weights(backbone, tmp_path / "backbone.safetensors")
 
 
-def test_a_small_pytorch_file_cannot_claim_much_memory(tmp_path: Path) -> None:
+def test_a_small_pytorch_file_cannot_allocate_much_memory(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"a": torch.zeros(1).expand(2**16, 2**16)}, path)  # stride 0: 4 bytes in the file
     message = r"weights\.pt: refused, because its tensors take 17,179,869,184 bytes, but the file has "

@@ -33,7 +33,7 @@ def build(head: str, backbone: str = "test_resnet", **options: Any) -> caaseg.Se
     return caaseg.create_model(head, backbone=backbone, **{**SMALL, **options})
 
 
-def test_a_narrow_decoder_is_a_smaller_model(tmp_path: Path) -> None:
+def test_a_narrow_decoder_has_fewer_parameters(tmp_path: Path) -> None:
     wide, narrow = (build("caa", "test_resnet", decoder=True, **options) for options in ({}, {"decoder_channels": 24}))
     assert (wide.classifier.in_channels, narrow.classifier.in_channels) == (256, 24)
     assert sum(p.numel() for p in narrow.parameters()) < sum(p.numel() for p in wide.parameters()) / 2
@@ -102,9 +102,9 @@ def test_the_loss_of_the_branch_behind_a_stop_gradient_reaches_only_its_classifi
         loss.backward()  # type: ignore[no-untyped-call]
         return {name: weight.grad for name, weight in model.named_parameters()}
 
-    alone, both = gradients(False), gradients(True)
-    for name, gradient in both.items():
-        other = alone[name]
+    without_branch, with_branch = gradients(False), gradients(True)
+    for name, gradient in with_branch.items():
+        other = without_branch[name]
         assert gradient is not None, name
         if name.startswith("branch_classifiers."):
             assert other is None
@@ -114,7 +114,7 @@ def test_the_loss_of_the_branch_behind_a_stop_gradient_reaches_only_its_classifi
             assert torch.equal(gradient, other), name
 
 
-def test_squeeze_and_excitation_can_come_second() -> None:
+def test_squeeze_and_excitation_can_follow_the_axial_attention() -> None:
     first, second = build("axial_se"), build("axial_se", se_first=False)
     second.load_state_dict(first.state_dict())
     block = second.head.block

@@ -18,12 +18,12 @@ lengths = st.integers(1, 90)
 
 
 def ones(images: Tensor, num_classes: int = 1) -> Tensor:
-    """A network whose blended scores are the sum of the weights."""
+    """Predict 1 everywhere, so that the blended scores are the sums of the weights."""
     return torch.ones(len(images), num_classes, *images.shape[2:])
 
 
 def assembled(predictor: caaseg.Predictor, image: Tensor, window: Size, *, shifted: bool = False) -> Tensor:
-    """Put the parts together, and check that each pixel comes once."""
+    """Assemble the parts to the scores of the whole image, and check that each pixel occurs in one part only."""
     size = (image.shape[1], image.shape[2])
     count, scores = torch.zeros(size, dtype=torch.int64), torch.empty(0)
     predictor.window = window
@@ -135,7 +135,7 @@ def test_two_grids_disagree_for_a_network_with_a_large_receptive_field() -> None
 
 
 @pytest.mark.parametrize("size", [(48, 3000), (3000, 48)])
-def test_memory_is_a_band_across_the_shorter_side(size: Size) -> None:
+def test_peak_memory_is_that_of_a_band_across_the_shorter_side(size: Size) -> None:
     num_classes = 50
     image = random_images(*size)
     whole = 4 * num_classes * size[0] * size[1]

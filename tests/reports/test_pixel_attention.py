@@ -13,8 +13,10 @@ from caaseg.reports.pixel_attention import (
     draw_reach,
     gate_chart,
     legend,
+    page_heading,
     pixel_note,
 )
+from tests.small_models import small_model
 
 GRAY = np.full((40, 60, 3), 120, np.uint8)  # enlarged ten times
 ATTENTION = PixelAttention(
@@ -66,6 +68,14 @@ def test_the_legend_sorts_classes_by_share_and_escapes_names() -> None:
     assert "50.3 %" in html
     assert "&lt;0.1 %" in html
     assert "rgb(10, 11, 12)" in html
+
+
+def test_the_heading_names_models_and_licenses() -> None:
+    model = small_model("fcn")
+    assert "license" not in page_heading([("mine", model)])
+    model.config = model.config.replace(license="CC-BY-NC-4.0")
+    found = page_heading([("camvid", model)])
+    assert "<b>camvid</b> fcn on test_resnet, 5 classes, weights licensed under CC-BY-NC-4.0</span>" in found
 
 
 def test_the_largest_and_smallest_gates_are_shown() -> None:

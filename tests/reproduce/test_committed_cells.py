@@ -6,14 +6,17 @@ from pathlib import Path
 import pytest
 
 from caaseg.config import Recipe
-from caaseg.reproduce.runner import read_cell
+from caaseg.reproduce.grid import plan_grid
+from caaseg.reproduce.report import grid_report, report_lines
+from caaseg.reproduce.runner import read_cell, score_of
+from caaseg.training.checkpoints import MAY_CHANGE
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 CELLS = sorted(RESULTS.glob("*/cells/*.json"))
 
 
 def test_there_are_cells() -> None:
-    assert {path.parts[-3] for path in CELLS} == {"heads", "table1"}
+    assert {path.parts[-3] for path in CELLS} == {"car", "heads", "table1"}
 
 
 @pytest.mark.parametrize("path", CELLS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
@@ -25,3 +28,38 @@ def test_a_committed_cell_has_a_recipe_of_today_and_scores(path: Path) -> None:
     assert recipe.data.dataset == "camvid"
     assert all(0 < score["mean_iou"] < 1 for score in record["scores"])
     assert json.loads(path.read_text())["row"] in path.stem
+
+
+def test_the_comparison_of_car_reuses_cells_of_equal_settings_and_says_what_is_not_shown() -> None:
+    heads = ("fcn", "self_attention", "caa")
+    grid = plan_grid(
+        "car",
+        RESULTS / "car",
+        dataset="camvid",
+        recipe="camvid/caa_resnet34",
+        rows=[f"{head}{car}" for head in heads for car in ("", "_car")],
+        seeds=3,
+        split="test",
+        multi_scale=True,
+    )
+    assert len(grid.cells) == 18
+    missing = []
+    for cell in grid.cells:
+        record = read_cell(grid.file(cell))
+        if record is None:
+            missing.append(cell)
+            continue
+        assert set(Recipe.read(record["recipe"], "").differences(cell.recipe)) <= MAY_CHANGE
+        assert all(score_of(record, protocol) is not None for protocol in cell.protocols)
+    for head in heads:
+        for seed in range(3):
+            same = RESULTS / "heads" / "cells" / f"{head}-seed{seed}.json"
+            assert grid.file(grid.by_row[head, seed]).read_bytes() == same.read_bytes()
+    report = grid_report(grid)
+    assert report.missing == len(missing)
+    text = "\n".join(report_lines(report))
+    for head in heads:
+        for protocol in report.protocols:
+            finished = 3 - sum(cell.row == f"{head}_car" for cell in missing)
+            assert f"{head}_car, {protocol} " in text
+            assert finished or f"{head}_car, {protocol} against {head} (0 of 3 seeds)" in text

@@ -2,9 +2,12 @@
 
 from caaseg.analysis.paired import paired_difference
 from caaseg.reproduce.report import Cost, GridReport, ReportRow, as_json, draw_grid, grid_table, markdown
+from caaseg.reproduce.tables import TABLES
 
 
-def report_row(row: str, *scores: float | None, baseline: ReportRow | None = None) -> ReportRow:
+def report_row(
+    row: str, *scores: float | None, baseline: ReportRow | None = None, note: str | None = None
+) -> ReportRow:
     pairs = [] if baseline is None else [(a, b) for a, b in zip(scores, baseline.scores, strict=True) if a and b]
     return ReportRow(
         row=row,
@@ -18,6 +21,7 @@ def report_row(row: str, *scores: float | None, baseline: ReportRow | None = Non
         cost=Cost(images_per_second=123.4, peak_gpu_bytes=5_000_000_000, hardware=("a GPU",)),
         relative_time=None,
         parameters=None,
+        note=note,
     )
 
 
@@ -29,7 +33,7 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
         report_row("worse", 0.49, 0.59, 0.689, baseline=first),
         report_row("unclear", 0.55, 0.58, 0.75, baseline=first),
         report_row("unfinished", 0.55, None, None, baseline=first),
-        report_row("none", None, None, None, baseline=first),
+        report_row("none", None, None, None, baseline=first, note="The paper does not state the stride."),
     )
     report = GridReport(
         title="A table", notes=("A note.",), rows=rows, quoted=(("Other", 61.5),), same_data=True, missing=5
@@ -51,9 +55,15 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
         "no interval",
         "no difference shown",
     ]
-    assert cells["the none"][:5] == ["not finished", "50.00", "to axial:", "not finished", ""]
+    assert cells["the none [1]"][:5] == ["not finished", "50.00", "to axial:", "not finished", ""]
     assert cells["Other (quoted by the paper, not run here)"][:2] == ["", "61.50"]
     assert "- 5 cells are not finished; run the same command to resume." in page
+    assert "- [1] The paper does not state the stride.\n" in page
+    assert "- Shown: better is higher than axial (3 of 3 seeds); worse is lower than axial (3 of 3 seeds).\n" in page
+    assert (
+        "- Not shown: unclear against axial (3 of 3 seeds, interval with zero); unfinished against axial (1 of 3 "
+        "seeds, no interval); none against axial (0 of 3 seeds).\n"
+    ) in page
     assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [
         None,
         "higher",
@@ -78,3 +88,10 @@ def test_speeds_come_from_cells_that_were_alone() -> None:
     assert cost is not None
     assert cost.images_per_second is None
     assert Cost.of([None]) is None
+
+
+def test_a_row_has_the_backbone_of_the_paper_in_its_label_only_with_its_own_recipe() -> None:
+    row = next(row for row in TABLES["car"].rows if row.name == "caa_aux_car")
+    assert row.title(own_recipe=True) == "CAA, CAR, auxiliary loss, ConvNeXt-L + JPU, Adam"
+    assert row.title(own_recipe=False) == "CAA, CAR, auxiliary loss"
+    assert TABLES["heads"].rows[0].title(own_recipe=False) == "FCN"

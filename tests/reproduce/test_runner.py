@@ -178,7 +178,7 @@ def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.Capture
     assert main([*words, "--scales", "0.5"]) == 2
     error = capsys.readouterr().err
     assert "but not on test at [0.5], and" in error
-    assert "has no model any more; use a protocol that it has, or delete the file to train it again" in error
+    assert "has no model any more; use one of its protocols, or delete the file to train it again" in error
 
 
 def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -276,14 +276,14 @@ def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
 
 
 @pytest.mark.parametrize("other_runs", [True, False])
-def test_a_cell_records_whether_it_was_alone(other_runs: bool, tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "--version"])
+def test_a_cell_records_whether_it_was_alone(other_runs: bool, copied: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "--version"], stdout=subprocess.DEVNULL)
     ended.wait()
-    marker = tmp_path / "grid" / f"{runner.MARKER_PREFIX}{os.getppid() if other_runs else ended.pid}"
-    marker.parent.mkdir(parents=True)
+    marker = copied / f"{runner.MARKER_PREFIX}{os.getppid() if other_runs else ended.pid}"
     marker.touch()
-    words = ["reproduce", "heads", *SCENES, "--rows", "fcn", "--steps", "1", "--out", str(tmp_path / "grid")]
-    assert main(words) == 0
-    assert cell(tmp_path / "grid", "fcn-seed0")["alone"] is not other_runs
+    (copied / "cells" / "caa-seed1.json").unlink()  # its run is finished, and scored again
+    assert main([*TABLE2, "--out", str(copied)]) == 0
+    assert cell(copied, "caa-seed0")["alone"]
+    assert cell(copied, "caa-seed1")["alone"] is not other_runs
     assert marker.exists() is other_runs
-    assert ("trained at the same time as others" in (tmp_path / "grid" / "heads.md").read_text()) is other_runs
+    assert ("trained at the same time as others" in (copied / "table2.md").read_text()) is other_runs

@@ -7,7 +7,7 @@ import torch
 
 from caaseg.config import HEAD_NAMES, Architecture, ModelConfig
 from caaseg.models import Segmenter
-from caaseg.recipes import load_recipe, row_names
+from caaseg.recipes import load_recipe, recipe_names, row_names
 from caaseg.reproduce.grid import plan_grid
 from caaseg.reproduce.tables import BASES, ROWS, TABLES
 
@@ -25,11 +25,15 @@ def test_a_row_has_the_values_that_the_table_studies(name: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name", [*ROWS, *(BASES[row.dataset] for row in TABLES["state_of_the_art"].rows if row.dataset)]
-)
-def test_the_pretrained_weights_of_a_paper_recipe_are_named_and_of_imagenet_1k(name: str) -> None:
-    model, _, tag = load_recipe(name).model.backbone.partition(".")
+PAPER_DATASETS = {row.dataset for table in TABLES.values() for row in table.rows if row.dataset}
+
+
+@pytest.mark.parametrize("name", [*ROWS, *(name for name in recipe_names() if name.split("/")[0] in PAPER_DATASETS)])
+def test_a_paper_recipe_is_deterministic_and_names_pretrained_weights_of_imagenet_1k(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.deterministic
+    assert recipe.model.pretrained is True
+    model, _, tag = recipe.model.backbone.partition(".")
     assert tag.endswith("_in1k")  # without a tag, the weights change between versions of timm
     assert "jft" not in tag
     assert "in22k" not in tag or model == "convnext_large"  # which CAR uses
@@ -38,7 +42,7 @@ def test_the_pretrained_weights_of_a_paper_recipe_are_named_and_of_imagenet_1k(n
 def test_every_row_of_the_paper_is_a_recipe() -> None:
     rows = [f"{name}/{row.name}" for name, table in TABLES.items() for row in table.rows if row.dataset]
     assert rows == row_names() == list(ROWS)
-    assert len(rows) == 47
+    assert len(rows) == 56
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -47,7 +51,7 @@ def test_rows_have_unique_names_and_existing_baselines(name: str) -> None:
     assert len(rows) == len(TABLES[name].rows)
     for row in rows.values():
         assert row.baseline is None or rows[row.baseline].dataset == row.dataset
-        assert row.paper or name == "heads" or row.name == "caa_gate5x128_relu"
+        assert row.paper or name in ("heads", "result_figure") or row.name == "caa_gate5x128_relu"
     assert any(row.baseline for row in rows.values())
 
 
@@ -66,6 +70,33 @@ def test_the_numbers_agree_with_the_text_of_the_paper() -> None:
     ours = next(row for row in TABLES["state_of_the_art"].rows if row.name == "caa_aux_s8_coco_stuff_10k")
     others = [quoted.mean for quoted in TABLES["state_of_the_art"].quoted if quoted.dataset == "coco_stuff_10k"]
     assert round(ours.paper["multi"].mean - max(others), 1) == 1.3  # "by a large margin of 1.3%"
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "/danet" in name])
+def test_danet_has_the_losses_of_its_two_branches_and_none_on_the_backbone(name: str) -> None:
+    recipe = load_recipe(name)
+    assert (recipe.model.head, recipe.model.aux, recipe.loss.branch_weight) == ("danet", False, 1.0)
+
+
+def test_rows_of_the_result_figure_are_those_of_the_tables_by_name() -> None:
+    """So that the cells of the tables are reused in one directory."""
+    figure = {row.name: row for row in TABLES["result_figure"].rows}
+    assert [name for name in figure if "coco" not in name] == [
+        f"{head}_s{stride}" for stride in (16, 8) for head in ("fcn", "danet_aux", "caa")
+    ]
+    same = [name for table in ("table4", "state_of_the_art") for name in ROWS if name.startswith(f"{table}/")]
+    shared = [name for name in same if name.partition("/")[2] in figure]
+    assert len(shared) == 5
+    for name in shared:
+        assert load_recipe(name) == load_recipe(f"result_figure/{name.partition('/')[2]}")
+
+
+def test_rows_that_the_paper_leaves_open_have_a_note() -> None:
+    noted = {f"{name}/{row.name}": row.note for name, table in TABLES.items() for row in table.rows if row.note}
+    assert "trained at stride 8 or 16" in noted.pop("table5/caa_efficientnet_b7_s8")
+    assert "does not state the schedule" in noted["appendix/caa_efficientnet_b5_coco_stuff_164k"]
+    assert list(noted) == [f"appendix/{row.name}" for row in TABLES["appendix"].rows]
+    assert all("auxiliary loss; ours does not" in note for note in noted.values())
 
 
 @pytest.mark.parametrize("dataset", BASES)

@@ -1,10 +1,5 @@
-"""One of several processes that compute the losses of class-aware regularization on their part of a batch.
+"""One of several processes that compute the losses of class-aware regularization on their part of a batch."""
 
-Run as `python -m tests.training.car_process DIRECTORY` by torchrun. Each process writes its losses and the gradients
-of its features to rankR.pt.
-"""
-
-import sys
 from pathlib import Path
 
 import torch
@@ -37,11 +32,12 @@ def gradients(features: Tensor, labels: Tensor, ranks: int) -> dict[str, tuple[T
     return results
 
 
-if __name__ == "__main__":
+def write_gradients(directory: Path) -> None:
+    """Write the losses of this process and the gradients of its features to rankR.pt."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     features, labels = batch()
     part = slice(rank * 4 // ranks, (rank + 1) * 4 // ranks)
-    torch.save(gradients(features[part], labels[part], ranks), Path(sys.argv[1]) / f"rank{rank}.pt")
+    torch.save(gradients(features[part], labels[part], ranks), directory / f"rank{rank}.pt")
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Train so that a step has the same gradient however its batch is split: no dropout, fixed batch statistics.
+"""Train so that the gradient of a step does not depend on how its batch is split: no dropout, fixed batch statistics.
 
 The images have very different shares of ignored pixels, because parts of a batch are weighted by their labeled pixels.
 
@@ -20,7 +20,7 @@ from tests.training.small import small_recipe
 
 
 class PartlyIgnored:
-    """Scenes of which the first is ignored completely, and each further one less."""
+    """Scenes whose share of ignored pixels decreases with the index; the first scene is ignored completely."""
 
     classes: tuple[str, ...] = Scenes.classes
     palette: tuple[Color, ...] = Scenes.palette

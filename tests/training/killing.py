@@ -33,7 +33,7 @@ def recipe_with(*options: str) -> Recipe:
 def start_run(directory: Path, workers: int, checkpoints: int | None = None) -> int:
     """Fork a run and wait until its loop starts, which rewrites the metrics log. Return its process id.
 
-    With a number of checkpoints, it dies while it writes the checkpoint after them.
+    With `checkpoints`, the run kills itself after this number of checkpoints, while it writes the next one.
     """
     before = identity(directory / FILE)
     child = os.fork()
@@ -63,7 +63,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def die_while_saving(save: Any, *, after: int) -> Any:
-    """Return a function like torch.save that kills the process in the call after so many, with half a file written."""
+    """Return a torch.save that works `after` times; the next call writes half a file and kills the process."""
     saved = 0
 
     def save_and_die(state: Any, path: Path) -> None:
@@ -86,16 +86,16 @@ def main(directory: Path, kills: int, seed: int, workers: int) -> None:
     killed = turn = 0
     while True:
         run = directory / f"killed-{turn}"
-        inside = killed % 3 == 1
-        child = start_run(run, workers, rng.randrange(2) if inside and killed < kills else None)
-        if killed < kills and not inside:
+        while_writing = killed % 3 == 1
+        child = start_run(run, workers, rng.randrange(2) if while_writing and killed < kills else None)
+        if killed < kills and not while_writing:
             time.sleep(rng.uniform(0, min(1.0, 3 / kills) * duration_s))
             os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
         if os.WIFSIGNALED(status):
             killed += 1
             last = max((path.stem for path in run.glob("checkpoints/step-*.pt")), default="none")
-            print(f"kill {killed}{' while writing' if inside else ''}: newest checkpoint {last}", flush=True)
+            print(f"kill {killed}{' while writing' if while_writing else ''}: newest checkpoint {last}", flush=True)
         elif status != 0:
             sys.exit("the run failed")
         elif killed == kills:

@@ -18,13 +18,15 @@ WORDS = (
 
 
 def small_recipe(*overrides: str) -> Recipe:
+    """Return the recipe for scenes with a small model and few steps, changed by further options."""
     return load_recipe("scenes/caa_resnet18", [*WORDS, *overrides])
 
 
 def images_and_masks(root: Path, number: int = 6) -> None:
+    """Write images of a red rectangle on blue, and their masks, to images/ and masks/."""
     rng = np.random.default_rng(0)
-    for folder in ("images", "masks"):
-        (root / folder).mkdir(parents=True)
+    for name in ("images", "masks"):
+        (root / name).mkdir(parents=True)
     for k in range(number):
         mask = np.zeros((48 + k, 64), np.uint8)
         mask[10:30, 5 * k : 5 * k + 25] = 1

@@ -1,8 +1,6 @@
 """Class-aware regularization: the authors' losses and gradients, several processes, training."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +26,10 @@ from caaseg.training.car import (
 from caaseg.training.losses import CrossEntropy, segmentation_loss
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.run import train
+from tests import processes
 from tests.golden.networks import load
 from tests.small_models import small_model
-from tests.training.car_process import batch, gradients
+from tests.training.car_process import batch, gradients, write_gradients
 from tests.training.small import small_recipe
 
 FILES = ["car_basic", "car_shifted_labels", "car_large_label", "car_per_image_centers", "car_clipped"]
@@ -45,7 +44,7 @@ def our_labels(stored: dict[str, Any], name: str) -> Tensor:
 
 
 def assert_loss(stored: dict[str, Any], name: str, loss: Tensor, leaf: Tensor, prefix: str = "") -> None:
-    """Compare a loss and its gradient with the golden file's."""
+    """Compare a loss and its gradient with the values in the golden file."""
     assert loss.item() == pytest.approx(float(stored[f"{prefix}loss_{name}"]), rel=1e-5)
     expected = torch.from_numpy(stored[f"{prefix}grad_{name}"])
     (found,) = torch.autograd.grad(loss, leaf, retain_graph=True, allow_unused=True)
@@ -54,7 +53,7 @@ def assert_loss(stored: dict[str, Any], name: str, loss: Tensor, leaf: Tensor, p
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_losses_and_gradients_are_the_authors(name: str) -> None:
+def test_losses_and_gradients_equal_those_of_the_authors(name: str) -> None:
     stored = load(name)
     classes, whole_batch = int(stored["num_class"]), bool(stored["use_batch_class_center"])
     leaf = torch.from_numpy(stored["features"]).requires_grad_()  # (N, H, W, C)
@@ -85,10 +84,7 @@ def test_losses_and_gradients_are_the_authors(name: str) -> None:
 
 
 def test_two_processes_give_the_losses_and_gradients_of_the_whole_batch(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    module = ["-m", "tests.training.car_process", str(tmp_path)]
-    result = subprocess.run([*command, *module], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr
+    assert processes.run_ranks(write_gradients, tmp_path) == [0, 0]
     found = [torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1)]
     for name, (loss, gradient) in gradients(*batch(), 1).items():
         assert loss.dtype == torch.float64
@@ -146,7 +142,7 @@ def test_a_head_without_a_linear_layer_is_refused_with_car() -> None:
 
 
 @pytest.mark.parametrize(("head", "width"), [("caa", 256), ("axial", 512), ("fcn", 512)])
-def test_the_linear_layer_has_256_channels_for_caa_and_512_otherwise(head: str, width: int) -> None:
+def test_the_linear_layer_has_256_channels_for_caa_and_512_for_other_heads(head: str, width: int) -> None:
     linear = small_model(head, car=True, channels=512).head.car
     assert linear is not None
     assert linear.out_channels == width
@@ -161,10 +157,10 @@ def test_a_model_with_car_trains_and_predicts(tmp_path: Path) -> None:
 
 
 def test_accumulation_is_refused_with_car(tmp_path: Path) -> None:
-    words = ["--accumulate", "2", "--batch_size", "4"]
+    arguments = ["--accumulate", "2", "--batch_size", "4"]
     message = "accumulate is 2, but the class centers of model.car need the whole batch at once; use accumulate 1"
     with pytest.raises(CaasegError, match=re.escape(message)):
-        train(small_recipe("--model.car", "true", *words), tmp_path, device="cpu")
+        train(small_recipe("--model.car", "true", *arguments), tmp_path, device="cpu")
     model = small_model(car=True, num_classes=8)
     with pytest.raises(CaasegError, match=re.escape(message)):
-        train(small_recipe(*words), tmp_path, device="cpu", model=model)
+        train(small_recipe(*arguments), tmp_path, device="cpu", model=model)

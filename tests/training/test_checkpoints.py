@@ -1,4 +1,4 @@
-"""Checkpoints that are whole, and those that are not."""
+"""Complete, damaged and incomplete checkpoints."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ def state(step: int) -> dict[str, Any]:
     return {"step": step, "model": weights, "ema": None, "optimizer": {"state": {}}, "scaler": {}, "best": {}}
 
 
-def test_the_last_two_are_kept(tmp_path: Path) -> None:
+def test_all_but_the_two_newest_checkpoints_are_deleted(tmp_path: Path) -> None:
     for step in (9, 10, 100, 101):
         write_checkpoint(tmp_path, state(step))
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
@@ -31,13 +31,13 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "pickle", "other"])
-def test_a_damaged_one_is_passed_over_with_a_message(
+def test_a_damaged_checkpoint_is_skipped_with_a_message(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_checkpoint(tmp_path, state(4))
     path = write_checkpoint(tmp_path, state(8))
     content = bytearray(path.read_bytes())
-    if damage == "flipped":  # a bit inside a tensor, which only a checksum tells
+    if damage == "flipped":  # a bit inside a tensor, which only a checksum detects
         content[content.find(torch.arange(1000.0).add(8).numpy().tobytes()) + 100] ^= 1
     if damage in ("pickle", "other"):
         torch.save({"step": os.system} if damage == "pickle" else {"step": 3}, path)
@@ -53,13 +53,13 @@ def test_a_damaged_one_is_passed_over_with_a_message(
         read_checkpoint(path)
 
 
-def test_none_at_all_and_a_path_that_is_none(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_has_no_newest_checkpoint_and_a_missing_file_is_an_error(tmp_path: Path) -> None:
     assert newest_good_checkpoint(tmp_path) is None
     with pytest.raises(ValueError, match=r"gone\.pt: no such checkpoint; expected a file such as RUN/checkpoints"):
         read_checkpoint(tmp_path / "gone.pt")
 
 
-def test_what_a_kill_left_half_written_is_not_looked_at_and_goes_with_the_next(tmp_path: Path) -> None:
+def test_incomplete_files_of_killed_writers_are_ignored_and_deleted_by_the_next_write(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, state(4))
     half = tmp_path / "checkpoints" / ".step-00000008.0123456789ab.part.pt"
     half.write_bytes(b"half")
@@ -79,7 +79,9 @@ def test_what_a_kill_left_half_written_is_not_looked_at_and_goes_with_the_next(t
         ({"best": {"a": 1}}, "expected the best step and its mean_iou"),
     ],
 )
-def test_a_checkpoint_with_other_types_is_refused(tmp_path: Path, changes: dict[str, object], reason: str) -> None:
+def test_a_checkpoint_with_values_of_wrong_types_is_refused(
+    tmp_path: Path, changes: dict[str, object], reason: str
+) -> None:
     path = write_checkpoint(tmp_path, {**state(4), **changes})
     with pytest.raises(CaasegError, match=rf"not a complete checkpoint \({reason}\)"):
         read_checkpoint(path)

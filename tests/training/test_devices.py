@@ -22,15 +22,15 @@ modules_in_eval_mode = pytest.mark.filterwarnings("ignore:Found .* in eval mode"
 
 
 def assert_same_run(run: Path, expected: Path) -> None:
-    weights, other = (load_file(folder / "model" / "model.safetensors") for folder in (run, expected))
+    weights, other = (load_file(directory / "model" / "model.safetensors") for directory in (run, expected))
     for name, tensor in other.items():
         torch.testing.assert_close(weights[name], tensor, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")  # noqa: B023
-    ours, theirs = (read_metrics(folder / "metrics.jsonl") for folder in (run, expected))
-    for line, of_other in zip(ours, theirs, strict=True):
-        if "loss" in of_other:
-            assert line["loss"] == pytest.approx(of_other["loss"], rel=1e-4)
+    ours, theirs = (read_metrics(directory / "metrics.jsonl") for directory in (run, expected))
+    for line, expected_line in zip(ours, theirs, strict=True):
+        if "loss" in expected_line:
+            assert line["loss"] == pytest.approx(expected_line["loss"], rel=1e-4)
         else:
-            assert line["val_mean_iou"] == pytest.approx(of_other["val_mean_iou"], abs=0.01)
+            assert line["val_mean_iou"] == pytest.approx(expected_line["val_mean_iou"], abs=0.01)
 
 
 def train_and_write_seeds(directory: Path) -> None:

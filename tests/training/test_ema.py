@@ -18,7 +18,7 @@ def model(backbone: str = "test_resnet") -> caaseg.Segmenter:
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_weight_decay_is_on_kernels_alone_and_the_head_has_its_factor(name: str) -> None:
+def test_weight_decay_applies_to_kernels_only_and_the_head_has_its_learning_rate_factor(name: str) -> None:
     network = model()
     optimizer = make_optimizer(network, OptimizerRecipe(name=name, weight_decay=0.1, head_lr_factor=10))  # type: ignore[arg-type]
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
@@ -31,24 +31,24 @@ def test_weight_decay_is_on_kernels_alone_and_the_head_has_its_factor(name: str)
 
 def test_ema_weights_follow_the_model_and_counters_are_copied() -> None:
     network = model()
-    average = EMA(network, 0.5)
+    ema = EMA(network, 0.5)
     first = network.classifier.weight.detach().clone()
     with torch.no_grad():
         network.classifier.weight += 1
         network.state_dict()["backbone.net.bn1.num_batches_tracked"] += 7
-    average.update(network, step=100)  # by now the decay is as given
-    torch.testing.assert_close(average.model.classifier.weight, first + 0.5)
-    assert int(average.model.state_dict()["backbone.net.bn1.num_batches_tracked"]) == 7
+    ema.update(network, step=100)  # late enough for the full decay of 0.5
+    torch.testing.assert_close(ema.model.classifier.weight, first + 0.5)
+    assert int(ema.model.state_dict()["backbone.net.bn1.num_batches_tracked"]) == 7
     early = EMA(network, 0.999)
     with torch.no_grad():
         network.classifier.weight += 1
     early.update(network, step=0)  # a decay of 1 / 10
     torch.testing.assert_close(early.model.classifier.weight, first + 1.9)
-    assert not any(parameter.requires_grad for parameter in average.model.parameters())
+    assert not any(parameter.requires_grad for parameter in ema.model.parameters())
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
-def test_synchronized_statistics_replace_every_batch_normalization(backbone: str) -> None:
+def test_every_batch_norm_is_replaced_by_synchronized_batch_norm(backbone: str) -> None:
     plain = model(backbone).eval()
     images = torch.randn(2, 3, 33, 33)
     expected = plain(images).logits

@@ -38,7 +38,10 @@ def test_a_run_killed_between_and_in_checkpoints_ends_with_identical_weights(tmp
     train(recipe, tmp_path / "whole", device="cpu")
     assert processes.run(train_killed_after_step_10, recipe, run) == -signal.SIGKILL
     assert saved_steps(run) == [4, 8]
-    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [5, 10]  # also after the checkpoint
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [
+        5,
+        10,
+    ]  # step 10 is after the newest checkpoint
     assert processes.run(train_killed_in_checkpoint, recipe, run) == -signal.SIGKILL
     assert saved_steps(run) == [4, 8]
     assert len(list(run.glob("checkpoints/.step-*.part.pt"))) == 1  # half-written

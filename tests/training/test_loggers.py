@@ -18,7 +18,7 @@ Sent = list[tuple[int, dict[str, float]]]
 
 @pytest.fixture
 def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module with the interface of wandb that keeps the values it receives."""
+    """Return a module with the interface of wandb that records the values it receives."""
     module: Any = ModuleType("wandb")
     module.sent, module.started, module.finished = Sent(), [], 0
 
@@ -39,7 +39,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module with the interface of mlflow that keeps the values it receives."""
+    """Return a module with the interface of mlflow that records the values it receives."""
     module: Any = ModuleType("mlflow")
     module.sent, module.started, module.files, module.finished = Sent(), [], {}, 0
 
@@ -92,7 +92,7 @@ def test_wandb_continues_its_run_and_gets_no_step_twice(tmp_path: Path, wandb: A
 
 def test_mlflow_continues_its_run_and_gets_no_step_twice(tmp_path: Path, mlflow: Any) -> None:
     write_killed_and_resumed(tmp_path, "mlflow")
-    validation = {"val_mean_iou": 0.5, "val_iou/road_ wet": 0.5}  # it does not allow commas
+    validation = {"val_mean_iou": 0.5, "val_iou/road_ wet": 0.5}  # MLflow does not allow commas in names
     assert mlflow.sent == [(10, {"loss": 1}), (20, {"loss": 2}), (20, validation), (30, {"loss": 3}), (40, {"loss": 4})]
     assert mlflow.started == [(None, tmp_path.name), ("new id", tmp_path.name)]
     assert mlflow.files == {"recipe.yaml": {"steps": 40}}
@@ -112,8 +112,8 @@ def test_a_logger_whose_package_is_missing_is_refused_with_the_command_that_inst
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
-    assert main([*words, "--loggers", "wandb"]) == 2
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    assert main([*arguments, "--loggers", "wandb"]) == 2
     error = capsys.readouterr().err
     assert "loggers contains wandb, but this package cannot be imported" in error
     assert "install it with pip install 'caaseg[wandb]', or leave it out" in error

@@ -1,4 +1,4 @@
-"""The loss against its definition, pixel by pixel."""
+"""The losses against their definitions, pixel by pixel."""
 
 import math
 
@@ -28,15 +28,15 @@ from caaseg.training.losses import (
 sizes = st.integers(min_value=1, max_value=5)
 
 
-def drawn(seed: int, n: int, k: int, h: int, w: int) -> tuple[Tensor, Tensor]:
+def draw(seed: int, n: int, k: int, h: int, w: int) -> tuple[Tensor, Tensor]:
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, k, (n, h, w), generator=rng, dtype=torch.uint8)
     labels[torch.rand(n, h, w, generator=rng) < 0.4] = IGNORE
     return torch.randn(n, k, h, w, generator=rng), labels
 
 
-def written_out(logits: Tensor, labels: Tensor, weights: Tensor | None, ohem: float | None) -> tuple[float, int]:
-    """The sum, and the number of pixels in it."""
+def slow_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None, ohem: float | None) -> tuple[float, int]:
+    """Return the summed cross entropy and the number of pixels in the sum."""
     total, pixels = 0.0, 0
     for image, label in zip(logits.double(), labels, strict=True):
         losses = []
@@ -65,9 +65,9 @@ def written_out(logits: Tensor, labels: Tensor, weights: Tensor | None, ohem: fl
 def test_cross_entropy_equals_its_definition(
     seed: int, n: int, k: int, h: int, w: int, weighted: bool, ohem: float | None
 ) -> None:
-    logits, labels = drawn(seed, n, k, h, w)
+    logits, labels = draw(seed, n, k, h, w)
     weights = torch.linspace(0.5, 2, k) if weighted else None
-    total, pixels = written_out(logits, labels, weights, ohem)
+    total, pixels = slow_cross_entropy(logits, labels, weights, ohem)
     loss = CrossEntropy(weights, ohem=ohem)
     assert int(loss.count(labels)) == pixels
     # Each term and each addition is rounded, relative to at most the sum.
@@ -77,7 +77,7 @@ def test_cross_entropy_equals_its_definition(
 
 @pytest.mark.parametrize("ohem", [None, 0.25])
 def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> None:
-    logits, labels = drawn(0, 6, 4, 7, 5)
+    logits, labels = draw(0, 6, 4, 7, 5)
     labels[2] = IGNORE  # a crop without a labeled pixel
     labels[3, 1:] = IGNORE
     loss = CrossEntropy(ohem=ohem)
@@ -87,10 +87,10 @@ def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> 
     for parts in (1, 2, 6):
         leaf = logits.clone().requires_grad_()
         value = 0.0
-        for some, of in zip(leaf.chunk(parts), labels.chunk(parts), strict=True):
-            part = segmentation_loss(loss, Prediction(some, None, {}), of, count, LossRecipe())
-            part.backward()  # type: ignore[no-untyped-call]
-            value += part.item()
+        for part_logits, part_labels in zip(leaf.chunk(parts), labels.chunk(parts), strict=True):
+            part_loss = segmentation_loss(loss, Prediction(part_logits, None, {}), part_labels, count, LossRecipe())
+            part_loss.backward()  # type: ignore[no-untyped-call]
+            value += part_loss.item()
         assert leaf.grad is not None
         gradients.append(leaf.grad)
         values.append(value)
@@ -113,15 +113,15 @@ def test_a_step_without_a_labeled_pixel_is_zero_and_has_zero_gradient() -> None:
 
 
 def test_the_loss_may_be_averaged_over_all_pixels() -> None:
-    logits, labels = drawn(2, 2, 3, 4, 4)
+    logits, labels = draw(2, 2, 3, 4, 4)
     labels[:, :2] = IGNORE
     assert int(CrossEntropy(average="all").count(labels)) == labels.numel() == 32
     assert int(CrossEntropy().count(labels)) <= 16
     assert torch.equal(CrossEntropy(average="all")(logits, labels), CrossEntropy()(logits, labels))
 
 
-def test_aux_and_branches_are_weighted() -> None:
-    logits, labels = drawn(1, 2, 3, 4, 4)
+def test_losses_of_auxiliary_classifier_and_branches_are_weighted() -> None:
+    logits, labels = draw(1, 2, 3, 4, 4)
     prediction = Prediction(logits, 2 * logits, {"spatial": 3 * logits, "channel": -logits})
     loss = CrossEntropy()
     count = loss.count(labels)
@@ -134,7 +134,7 @@ def test_aux_and_branches_are_weighted() -> None:
     assert float(found) == pytest.approx(expected, rel=1e-5)
 
 
-def test_log_weights_prefer_rare_classes_and_keep_the_size_of_the_loss() -> None:
+def test_log_weights_are_larger_for_rare_classes_and_have_mean_1_over_the_pixels() -> None:
     counts = torch.tensor([900, 90, 10, 0])
     weights = log_class_weights(counts).double()
     frequency = counts.double() / 1000
@@ -145,7 +145,7 @@ def test_log_weights_prefer_rare_classes_and_keep_the_size_of_the_loss() -> None
 
 
 def test_label_smoothing_spreads_the_target_over_all_classes() -> None:
-    logits, labels = drawn(3, 2, 4, 5, 6)
+    logits, labels = draw(3, 2, 4, 5, 6)
     weights = torch.linspace(0.5, 2, 4)
     log_p = logits.double().log_softmax(1)
     expected = 0.0
@@ -158,7 +158,7 @@ def test_label_smoothing_spreads_the_target_over_all_classes() -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_focal_loss_equals_its_definition(gamma: float) -> None:
-    logits, labels = drawn(4, 2, 3, 4, 5)
+    logits, labels = draw(4, 2, 3, 4, 5)
     weights = torch.tensor([0.5, 1.0, 3.0])
     p = logits.double().softmax(1)
     expected = 0.0
@@ -170,7 +170,7 @@ def test_focal_loss_equals_its_definition(gamma: float) -> None:
     assert int(loss.count(labels)) == int((labels != IGNORE).sum())
 
 
-def test_focal_loss_has_finite_gradients_for_certain_pixels() -> None:
+def test_focal_loss_has_finite_gradients_for_confident_predictions() -> None:
     logits = torch.tensor([200.0, -200.0]).view(1, 2, 1, 1).requires_grad_()
     Focal(0.5)(logits, torch.zeros(1, 1, 1, dtype=torch.uint8)).backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
@@ -178,7 +178,7 @@ def test_focal_loss_has_finite_gradients_for_certain_pixels() -> None:
 
 
 def test_dice_loss_equals_its_definition() -> None:
-    logits, labels = drawn(5, 3, 4, 6, 5)
+    logits, labels = draw(5, 3, 4, 6, 5)
     labels[2] = IGNORE
     p = logits.double().softmax(1)
     expected = 0.0
@@ -194,7 +194,7 @@ def test_dice_loss_equals_its_definition() -> None:
     assert float(loss(logits, labels)) == pytest.approx(expected, rel=1e-5)
 
 
-def lovasz_written_out(errors: list[float], targets: list[bool]) -> float:
+def slow_lovasz(errors: list[float], targets: list[bool]) -> float:
     """Return the Lovasz extension of 1 - IoU: errors in decreasing order times the growth of the set function."""
     order = sorted(range(len(errors)), key=lambda k: -errors[k])
     total, before = 0.0, 0.0
@@ -209,7 +209,7 @@ def lovasz_written_out(errors: list[float], targets: list[bool]) -> float:
 
 
 def test_lovasz_loss_equals_the_lovasz_extension_of_1_minus_iou() -> None:
-    logits, labels = drawn(6, 3, 3, 4, 4)
+    logits, labels = draw(6, 3, 3, 4, 4)
     labels[1] = IGNORE
     p = logits.double().softmax(1)
     expected = 0.0
@@ -219,22 +219,22 @@ def test_lovasz_loss_equals_the_lovasz_extension_of_1_minus_iou() -> None:
         for k in classes:
             targets = (labels[n] == k)[labeled].tolist()
             errors = (p[n, k][labeled] - torch.tensor(targets, dtype=torch.float64)).abs().tolist()
-            expected += lovasz_written_out(errors, targets) / len(classes)
+            expected += slow_lovasz(errors, targets) / len(classes)
     loss = Lovasz()
     assert int(loss.count(labels)) == 2
     assert float(loss(logits, labels)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", [Dice(), Lovasz()], ids=["dice", "lovasz"])
-def test_region_losses_fall_to_0_with_certain_and_correct_predictions(loss: Loss) -> None:
-    _, labels = drawn(7, 2, 3, 5, 5)
+def test_region_losses_are_near_0_for_confident_correct_predictions(loss: Loss) -> None:
+    _, labels = draw(7, 2, 3, 5, 5)
     logits = 50 * F.one_hot(labels.long().clamp(max=2), 3).movedim(-1, 1).float()
     assert float(loss(logits, labels)) < 1e-5
     assert float(loss(-logits, labels)) > 1.5
 
 
 def test_losses_of_a_recipe_are_averaged_by_their_own_counts_and_added() -> None:
-    logits, labels = drawn(8, 3, 4, 5, 5)
+    logits, labels = draw(8, 3, 4, 5, 5)
     labels[1] = IGNORE
     recipe = LossRecipe(dice=0.5, lovasz=2.0, focal=0.3, label_smoothing=0.1)
     loss = make_loss(recipe, None)
@@ -255,5 +255,5 @@ def test_losses_of_a_recipe_are_averaged_by_their_own_counts_and_added() -> None
     ]
     assert float(sum(halves)) == pytest.approx(expected, rel=1e-5)
     assert isinstance(make_loss(LossRecipe(), None), CrossEntropy)
-    with pytest.raises(CaasegError, match="cross_entropy is 0, and so are all other losses; expected one above 0"):
+    with pytest.raises(CaasegError, match="cross_entropy is 0, and so are all other losses; expected at least one"):
         LossRecipe.read({"cross_entropy": 0})

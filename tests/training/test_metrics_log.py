@@ -1,4 +1,4 @@
-"""Metrics of a run that was killed: nothing twice, nothing lost."""
+"""The metrics log of a killed and resumed run."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 from caaseg.training.metrics_log import FILE, MetricsLog, read_metrics
 
 
-def test_what_lies_beyond_the_step_is_written_again(tmp_path: Path) -> None:
+def test_entries_after_the_resumed_step_are_deleted(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path, 0)
     for step in (10, 20, 30):
         log.write(step, {"loss": step / 10})
     log.close()
     with (tmp_path / FILE).open("a") as file:
-        file.write('{"step": 40, "lo')  # what a kill leaves
+        file.write('{"step": 40, "lo')  # an entry cut off by a kill
 
     log = MetricsLog(tmp_path, 20)
     log.write(30, {"loss": 3.5, "iou": {"road": 0.5, "sky": float("nan")}})

@@ -1,4 +1,4 @@
-"""Learning rates by hand."""
+"""Learning rates against calculations by hand, and parameters with weight decay."""
 
 import math
 
@@ -16,7 +16,7 @@ def test_poly_falls_from_the_learning_rate_towards_zero() -> None:
     assert learning_rate(99, 100, recipe) == pytest.approx(0.01 * 0.01**0.9)
 
 
-def test_cosine_is_half_way_in_the_middle() -> None:
+def test_cosine_has_half_the_learning_rate_in_the_middle() -> None:
     recipe = OptimizerRecipe(lr=0.01, schedule="cosine")
     assert learning_rate(0, 100, recipe) == pytest.approx(0.01)
     assert learning_rate(50, 100, recipe) == pytest.approx(0.005)
@@ -30,7 +30,7 @@ def test_the_warm_up_rises_to_the_schedule() -> None:
 
 
 @pytest.mark.parametrize("warmup", [10, 11, 1000])
-def test_a_warm_up_as_long_as_the_run_takes_a_tenth_of_it(warmup: int) -> None:
+def test_a_warm_up_as_long_as_the_run_is_shortened_to_a_tenth_of_the_run(warmup: int) -> None:
     plain, warm = OptimizerRecipe(lr=0.1), OptimizerRecipe(lr=0.1, warmup_steps=warmup)
     factors = [learning_rate(step, 10, warm) / learning_rate(step, 10, plain) for step in range(10)]
     assert factors == pytest.approx([0.5, *[1.0] * 9])

@@ -31,7 +31,7 @@ def run_two_ranks(fault: str, out: Path) -> tuple[str, list[str]]:
 
 
 def fail_in_rank_1(rank: int, directory: Path) -> None:
-    """Work without an error on both ranks, then with an error on rank 1."""
+    """Enter `end_together` without an error on both ranks, then with an error on rank 1."""
     dist.init_process_group("gloo", init_method=f"file://{directory / 'store'}", rank=rank, world_size=2)
     for failing in (None, 1):
         try:
@@ -54,10 +54,10 @@ def test_an_error_of_any_rank_is_raised_by_the_first_and_ends_the_others(tmp_pat
 
 @pytest.mark.slow
 def test_two_processes_validate_the_model_that_is_saved(tmp_path: Path) -> None:
-    """On a CPU, the batch norms of each process have statistics of their own."""
+    """On a CPU, each process has its own batch norm statistics."""
     intervals = ["--steps", "40", "--validate_every", "20", "--checkpoint_every", "20"]
-    words = [*WORDS, "--batch_size", "4", *intervals, "--optimizer.ema", "0.9"]
-    command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path), *words]
+    arguments = [*WORDS, "--batch_size", "4", *intervals, "--optimizer.ema", "0.9"]
+    command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path), *arguments]
     assert run_ranks(exit_with_command, command) == [0, 0]
     (logged,) = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["step"] == 20 and "val_iou" in line]
     model = load_model(tmp_path / "model")
@@ -97,7 +97,7 @@ def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path:
     """The run fails when it saves its best model, because best is a file."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "best").write_text("a file where a directory is to be written")
-    words = [
+    arguments = [
         "train",
         "scenes/caa_resnet18",
         "--device",
@@ -108,7 +108,7 @@ def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path:
         str(tmp_path / "run"),
         *WORDS,
     ]
-    command = [sys.executable, "-W", "ignore", "-m", "caaseg", *words, "--model.head", "fcn"]
+    command = [sys.executable, "-W", "ignore", "-m", "caaseg", *arguments, "--model.head", "fcn"]
     # The pipe is closed when the last process that writes to it has ended.
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 2
@@ -117,7 +117,7 @@ def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path:
     assert messages[0].startswith(f"caaseg: {tmp_path / 'run' / 'best'}: cannot be written (")
 
 
-def test_the_error_of_a_lost_rank_is_told_from_others() -> None:
+def test_the_error_of_a_lost_rank_is_distinguished_from_other_errors() -> None:
     error = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer"
     with pytest.raises(LostRankError, match="another process of this run has ended; see its message"), joined_ranks():
         raise RuntimeError(error)
@@ -125,6 +125,6 @@ def test_the_error_of_a_lost_rank_is_told_from_others() -> None:
         raise RuntimeError("a bug")
 
 
-def test_without_other_ranks_an_error_is_raised_as_it_is() -> None:
+def test_without_other_ranks_an_error_is_raised_unchanged() -> None:
     with pytest.raises(PermissionError, match="denied"), end_together():
         raise PermissionError("denied")

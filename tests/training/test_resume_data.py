@@ -18,15 +18,15 @@ from tests.training.small import WORDS, images_and_masks
 FIRST = "checkpoints/step-00000001.pt"
 
 
-def recipe(root: Path, *words: str) -> Recipe:
-    few = ["--steps", "2", "--validate_every", "2", "--checkpoint_every", "1", "--model.head", "fcn"]
+def recipe(root: Path, *arguments: str) -> Recipe:
+    short = ["--steps", "2", "--validate_every", "2", "--checkpoint_every", "1", "--model.head", "fcn"]
     crop = ["--data.crop", "48", "48", "--data.root", str(root / "data")]
-    return load_recipe("folder/caa_resnet18", [*WORDS, *few, *crop, *words])
+    return load_recipe("folder/caa_resnet18", [*WORDS, *short, *crop, *arguments])
 
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with data and a run of one of its two steps."""
+    """Return a directory with a dataset and a run that has only the checkpoint of the first of its two steps."""
     root = tmp_path_factory.mktemp("stopped")
     images_and_masks(root / "data")
     (root / "data" / "classes.yaml").write_text("classes: [wall, door]\n")
@@ -47,11 +47,11 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def assert_refused(root: Path, message: str, *words: str, out: str = "run", resume: str | Path = "auto") -> None:
+def assert_refused(root: Path, message: str, *arguments: str, out: str = "run", resume: str | Path = "auto") -> None:
     before = contents(root)
     with pytest.raises(CaasegError, match=message):
-        # This setting may change, and would be saved.
-        train(recipe(root, "--data.bad_files", "skip", *words), root / out, device="cpu", resume=resume)
+        # bad_files may change on resume: a run that is not refused would save the new value.
+        train(recipe(root, "--data.bad_files", "skip", *arguments), root / out, device="cpu", resume=resume)
     assert contents(root) == before
 
 
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_an_earlier_version_resumes(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (
             ("--model.head", "axial"),
@@ -113,14 +113,14 @@ def test_a_checkpoint_of_an_earlier_version_resumes(root: Path) -> None:
     ],
 )
 def test_the_checkpoint_of_another_network_or_optimizer_is_refused(
-    root: Path, words: tuple[str, ...], message: str
+    root: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    assert_refused(root, message, *words, out="new", resume=root / "run" / FIRST)
+    assert_refused(root, message, *arguments, out="new", resume=root / "run" / FIRST)
     assert not (root / "new").exists()
 
 
 @pytest.mark.parametrize("change", [{"step": "1"}, {"best": None}, {"model": {"weight": 1}}, {"optimizer": {}}])
-def test_a_checkpoint_with_other_content_is_refused(root: Path, change: dict[str, object]) -> None:
+def test_a_checkpoint_with_invalid_content_is_refused(root: Path, change: dict[str, object]) -> None:
     state = torch.load(root / "run" / FIRST, weights_only=True) | change
     torch.save(state, root / "run" / FIRST)
     assert_refused(

@@ -1,4 +1,4 @@
-"""A run directory has one owner, and nothing bad is written into it: full disks, weights and labels."""
+"""The run directory: its lock, full disks, weights that are not finite, missing labels and damaged logs."""
 
 import json
 import logging
@@ -39,9 +39,9 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("words", [[], ["--resume", "auto"]])
-def test_a_second_run_in_the_directory_of_a_running_one_is_refused_and_writes_nothing(
-    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("arguments", [[], ["--resume", "auto"]])
+def test_a_second_run_in_a_locked_directory_is_refused_and_writes_nothing(
+    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
 
@@ -50,8 +50,8 @@ def test_a_second_run_in_the_directory_of_a_running_one_is_refused_and_writes_no
             return
         before = contents(tmp_path / "run")
         command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run")]
-        codes.append(main([*command, *WORDS, *FCN, *words]))
-        # The first run writes its events in a thread of its own.
+        codes.append(main([*command, *WORDS, *FCN, *arguments]))
+        # The first run writes its TensorBoard events in a separate thread.
         after = {name: content for name, content in contents(tmp_path / "run").items() if "tensorboard" not in name}
         assert after == {name: content for name, content in before.items() if "tensorboard" not in name}
 
@@ -91,8 +91,8 @@ def test_the_lock_of_a_killed_run_is_free_although_its_data_workers_still_live(t
 
 
 @contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Let writing beyond this size fail, as on a full disk."""
+def file_size_limit(size: int) -> Iterator[None]:
+    """Make writes beyond this file size fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -112,16 +112,16 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_earlier_one(tmp_p
     }
     first = write_checkpoint(tmp_path, state)
     message = r"step-00000002\.pt: cannot be written \(.* GB of disk space are free\); free some space"
-    with largest_file(100_000), pytest.raises(CaasegError, match=message):
+    with file_size_limit(100_000), pytest.raises(CaasegError, match=message):
         write_checkpoint(tmp_path, state | {"step": 2})
     assert list((tmp_path / "checkpoints").iterdir()) == [first]
     assert read_checkpoint(first)["step"] == 1
 
 
 def test_a_run_on_a_full_disk_ends_with_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS, *FCN]
-    with largest_file(50_000):
-        assert main([*words, "--steps", "1"]) == 2
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS, *FCN]
+    with file_size_limit(50_000):
+        assert main([*arguments, "--steps", "1"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"caaseg: {tmp_path / 'run' / 'best'}: cannot be written (")
     assert err.count("\n") == 1
@@ -170,8 +170,8 @@ def test_a_missing_model_of_a_finished_run_is_saved_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS, *FCN]
-    assert main([*words, "--optimizer.ema", "0.9"]) == 0
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS, *FCN]
+    assert main([*arguments, "--optimizer.ema", "0.9"]) == 0
     before = contents(run / "model")
     shutil.rmtree(run / "model")
     message = r"run: a run without model/: .* with caaseg train .* --resume auto, or use .*best"
@@ -200,7 +200,7 @@ def test_a_damaged_line_inside_the_log_is_named(tmp_path: Path, line: str) -> No
     (tmp_path / FILE).write_text(good[0] + line + good[1])
     with pytest.raises(CaasegError, match=r"metrics\.jsonl: line 2 is damaged; expected a JSON object with the number"):
         read_metrics(tmp_path / FILE)
-    (tmp_path / FILE).write_text(good[0] + line + line)  # at the end of the file: left by a kill
+    (tmp_path / FILE).write_text(good[0] + line + line)  # at the end of the file: left by a killed process
     assert read_metrics(tmp_path / FILE) == [{"step": 1}]
 
 
@@ -210,8 +210,10 @@ def test_resuming_a_run_with_a_damaged_log_changes_nothing(tmp_path: Path, capsy
     (run / "checkpoints" / "step-00000002.pt").unlink()
     damaged_log(run)
     before = contents(run)
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS, *FCN, "--resume", "auto"]
-    assert main([*words, "--data.workers", "1"]) == 2  # a setting that may change, and would be saved
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS, *FCN, "--resume", "auto"]
+    assert (
+        main([*arguments, "--data.workers", "1"]) == 2
+    )  # workers may change on resume: a run that is not refused would save the new value
     assert capsys.readouterr().err.startswith(f"caaseg: {run / FILE}: line 2 is damaged")
     assert contents(run) == before
 

@@ -1,4 +1,4 @@
-"""Runs `caaseg train` on two ranks, as torchrun starts them, and prints the exit code of each.
+"""Run `caaseg train` on two ranks, as torchrun starts them, and print the exit code of each.
 
     python -m tests.training.two_ranks FAULT OUT
 
@@ -45,9 +45,9 @@ def run_rank(rank: int, port: int, fault: str, out: Path) -> int:
 
     if fault != "none":
         caaseg.Segmenter.coarse = faulty  # type: ignore[method-assign,assignment]
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(out), *WORDS]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(out), *WORDS]
     try:
-        return main([*words, "--model.head", "fcn", "--steps", "3", "--checkpoint_every", "1"])
+        return main([*arguments, "--model.head", "fcn", "--steps", "3", "--checkpoint_every", "1"])
     except SystemExit as end:
         return int(str(end.code))
 

@@ -1,8 +1,9 @@
-"""Comparison of models: the images on which their predictions differ most, and the regions where they differ.
+"""Comparison of models: the images on which their predictions differ most, or chosen ones, and where they differ.
 
 Shapes: M models, H x W pixels, K classes.
 """
 
+import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from caaseg.analysis.ranking import Ranking
+from caaseg.data.datasets.pairs import PairDataset
 from caaseg.data.loader import EvaluationLoader
 from caaseg.data.sample import IGNORE, SegmentationDataset
 from caaseg.drawing.panels import Box
+from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import check_classes
 from caaseg.evaluation.metrics import ConfusionMatrix
 from caaseg.models.predictor import Predictor
@@ -29,17 +32,22 @@ def differing_pixels(predictions: Tensor, label: Tensor) -> Tensor:
     return (predictions != predictions[:1]).any(0) & (label != IGNORE)
 
 
-def find_boxes(mask: Tensor, max_boxes: int = 3) -> list[Box]:
+def find_boxes(mask: Tensor, max_boxes: int = 3, *, grid: int = GRID) -> list[Box]:
     """Return up to `max_boxes` non-overlapping boxes around the densest regions of a mask (H, W), best first.
 
     The image is divided into square cells. Among all rectangles of cells, from two cells to half the image per side,
     the one with the largest gain is chosen: each marked pixel adds 1, and every pixel costs a fraction of the density
     of the densest cell. So a box covers a dense region and no more. The search repeats on the remaining cells.
+
+    Args:
+        mask: the pixels to find, (H, W).
+        max_boxes: maximum number of boxes.
+        grid: number of cells along the longer side of the image.
     """
     height, width = mask.shape
     if max_boxes < 1 or not mask.any():
         return []
-    side = -(-max(height, width) // GRID)
+    side = -(-max(height, width) // grid)
     rows, columns = -(-height // side), -(-width // side)
     marked, inside = torch.zeros(2, rows * side, columns * side, dtype=torch.float64)
     marked[:height, :width], inside[:height, :width] = mask, 1  # padding neither gains nor costs
@@ -115,32 +123,36 @@ class Comparison:
     images: tuple[DifferenceCounts, ...]
     """All images with a labeled pixel, by share of differing pixels, largest first."""
     shown: tuple[ComparedImage, ...]
-    """The first-ranked image of each section of the split, in the same order."""
+    """The images chosen by name, or the first-ranked image of each section of the split, in the same order."""
 
 
 def compare_models(
     models: Sequence[nn.Module],
     dataset: SegmentationDataset,
     *,
-    num_shown: int = 4,
+    images: int | Sequence[str] = 4,
     workers: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Comparison:
     """Compare the predictions of models on every image of a dataset, at its native size.
 
-    The split is divided into `num_shown` equal sections, and the image with the largest share of differing pixels is
-    returned from each. For all other images only pixel counts are returned.
+    Names choose the images that are returned. With a number, the split is divided into that many equal sections, and
+    the image with the largest share of differing pixels is returned from each. For all other images only pixel counts
+    are returned.
 
     Args:
         models: two or more models for the classes of the dataset.
         dataset: the dataset.
-        num_shown: number of images to return.
+        images: names of the images to return, in this order, or their number.
         workers: worker processes that load images; 0 loads in this process.
         progress: called with the number of images done.
     """
+    names = () if isinstance(images, int) else tuple(dict.fromkeys(images))
+    check_names(names, dataset)
     predictors = [Predictor(model) for model in models]
     matrices = tuple(ConfusionMatrix(len(dataset.classes)) for _ in models)
-    ranking: Ranking[DifferenceCounts, ComparedImage] = Ranking(len(dataset), num_shown)
+    ranking: Ranking[DifferenceCounts, ComparedImage] = Ranking(len(dataset), images if isinstance(images, int) else 1)
+    named: dict[str, ComparedImage] = {}
     pin = predictors[0].device.type == "cuda"
     for index, batch in enumerate(EvaluationLoader(dataset, workers=workers, pin_memory=pin)):
         image, label = batch.images[0], batch.labels[0]
@@ -152,10 +164,37 @@ def compare_models(
             differ = differing_pixels(predictions, label)
             right = tuple(int((differ & (prediction == label)).sum()) for prediction in predictions)
             counts = DifferenceCounts(batch.names[0], labeled, int(differ.sum()), right)
-            ranking.add(index, counts, ComparedImage(counts, image, label, predictions))
+            compared = ComparedImage(counts, image, label, predictions)
+            ranking.add(index, counts, compared)
+            if counts.name in names:
+                named[counts.name] = compared
+        elif batch.names[0] in names:
+            raise CaasegError(f"image {batch.names[0]} has no labeled pixel to compare; leave it out of --images")
         if progress is not None:
             progress(index + 1)
-    return Comparison(matrices=matrices, images=ranking.images, shown=ranking.shown)
+    shown = tuple(named[name] for name in names) or ranking.shown
+    return Comparison(matrices=matrices, images=ranking.images, shown=shown)
+
+
+def check_names(images: Sequence[str], dataset: SegmentationDataset) -> None:
+    """Raise CaasegError if a dataset has no image of one of these names, with the nearest names that it has."""
+    known = _names(dataset) if images else []
+    unknown = [name for name in images if name not in known]
+    if unknown:
+        nearest = [difflib.get_close_matches(name, known, n=3, cutoff=0) for name in unknown]
+        raise CaasegError(
+            f"--images has {', '.join(map(repr, unknown))}; expected a number, or names of images of the split; the "
+            f"nearest are {', '.join(dict.fromkeys(name for names in nearest for name in names))}"
+        )
+
+
+def _names(dataset: SegmentationDataset) -> list[str]:
+    parts: list[SegmentationDataset] = getattr(dataset, "datasets", [])  # of concatenated splits
+    if parts:
+        return [name for part in parts for name in _names(part)]
+    if isinstance(dataset, PairDataset):
+        return [pair.name for pair in dataset.pairs]  # without reading the files
+    return [dataset[index].name for index in range(len(dataset))]
 
 
 def _predict(predictor: Predictor, image: Tensor, dataset: SegmentationDataset) -> Tensor:

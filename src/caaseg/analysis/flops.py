@@ -81,12 +81,12 @@ def paper_rows() -> tuple[PaperRow, ...]:
         note = "our default, because ImageNet weights are published for it: 7x7 stem, strides in the first blocks"
         rows.append(PaperRow("4", f"{part}, standard ResNet-101", standard[stride].backbone, published * GIGA, note))
     note = (
-        "the paper's count is exactly 31 x 512^2 per pixel, less than the 3x3 entry convolution of the released head "
-        "alone: the authors counted another head"
+        "deduced: the paper's count is exactly 31 x 512^2 per pixel, less than the 3x3 entry convolution of the "
+        "released head alone, so the authors counted another head"
     )
     for stride, published in ((16, 8.85), (8, 34.33)):
         rows.append(PaperRow("4", f"axial head, stride {stride}", standard[stride].head, published * GIGA, note))
-        same = f"the paper has the same count as for axial attention, {published}G: without gates and auxiliary branch"
+        same = f"deduced: without gates and auxiliary branch, as the paper has {published}G for axial attention too"
         gated = count(axial[stride].replace(head="caa"), size)
         rows.append(PaperRow("4", f"CAA head, stride {stride}", gated.head + gated.gates, published * GIGA, same))
         aux = count(axial[stride].replace(head="caa", aux=True), size)
@@ -97,7 +97,7 @@ def paper_rows() -> tuple[PaperRow, ...]:
     names = [name for name, module in danet.head.named_modules() if isinstance(module, nn.Conv2d)]
     convolutions = sum(by_module[f"Segmenter.head.{name}"] for name in names)
     note = (
-        "the paper's count is close to that of the convolutions alone, without the attention products: "
+        "deduced: the paper's count is close to that of the convolutions alone, without the attention products: "
         f"{convolutions / GIGA:.2f}G of ours"
     )
     rows.append(PaperRow("4", "DANet head, stride 8", head, 101.25 * GIGA, note))
@@ -118,7 +118,7 @@ def paper_rows() -> tuple[PaperRow, ...]:
         one_vector = gates / 33 / 2**30  # 33 positions per axis at 33 x 33
         fits = "which matches the paper" if abs(one_vector - published) < 5e-6 else "which does not match it either"
         note = (
-            "our gates run at every row and column; "
+            "our gates run at every row and column; deduced: "
             f"one pooled vector per axis would be {one_vector:.5f} x 2^30, {fits}"
         )
         rows.append(PaperRow("1", f"channelization, {layers} x {width}", gates, published * GIGA, note))

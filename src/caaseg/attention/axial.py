@@ -31,7 +31,11 @@ def from_rows(rows: Tensor) -> Tensor:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager[Any]:
-    """Return a context without autocast; a null context if autocast is off, so that exported graphs stay plain."""
+    """Return a context that disables autocast; a null context if it is off already, so that exported graphs are plain.
+
+    Args:
+        device_type: type of the device that computes, such as "cuda".
+    """
     active = _has_autocast(device_type) and torch.is_autocast_enabled(device_type)
     return torch.autocast(device_type, enabled=False) if active else nullcontext()
 
@@ -44,8 +48,8 @@ def _has_autocast(device_type: str) -> bool:
 def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:
     """Return the softmax of unscaled dot products, (..., Q, D) and (..., K, D) -> (..., Q, K), in float32 or float64.
 
-    Rounded to bfloat16, a score of 64 is off by up to 0.25 and its weight, an exponential, by a quarter. So
-    half-precision keys are converted to float32 first, and autocast is disabled.
+    In bfloat16, a score of 64 has a rounding error of up to 0.25, and its weight an error of about a quarter. So this
+    function converts half-precision keys to float32 first and disables autocast.
     """
     with without_autocast(queries.device.type):
         wide_keys = _to_float32(keys)
@@ -56,8 +60,8 @@ def softmax_scores(queries: Tensor, keys: Tensor) -> Tensor:
 def _softmax(scores: Tensor) -> Tensor:
     """Return the softmax over the last axis, spelled out under torch.compile.
 
-    torch.compile (2.13) replaces a softmax between two matrix products with its own attention, and for a batch of one
-    image confuses heads and positions: wrong numbers, or an error.
+    torch.compile (2.13) replaces a softmax between two matrix products with its own attention kernel. For a batch of
+    one image, that kernel confuses heads and positions: it returns wrong numbers or raises an error.
     """
     if not torch.compiler.is_dynamo_compiling():
         return scores.softmax(-1)
@@ -66,7 +70,7 @@ def _softmax(scores: Tensor) -> Tensor:
 
 
 def _to_float32(keys: Tensor) -> Tensor:
-    """Convert to float32, or keep float64; contiguous, so that the product neither copies nor saves it twice."""
+    """Convert to float32 unless float64; contiguous, so that the matrix product neither copies nor saves a copy."""
     return (keys if keys.dtype == torch.float64 else keys.float()).contiguous()
 
 

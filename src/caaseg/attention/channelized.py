@@ -27,6 +27,7 @@ from caaseg.attention.grouped import grouped_axial_attention
 from caaseg.attention.projection import projection
 
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
+"""How channelized axial attention is computed; `channelized_axial_attention` describes the choices."""
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 
 
@@ -94,7 +95,7 @@ def check_implementation(implementation: str, groups: int) -> None:
 def _factorised(
     by_column: Tensor, by_row: Tensor, values: Tensor, column_gate: Gate | None, row_gate: Gate | None
 ) -> AxialMaps:
-    """Compute plain axial attention and the gates on the way, and apply both gates at the end."""
+    """Compute plain axial attention and both gates, and apply the gates to the result."""
     height, width = values.shape[2:]
     y = gather(by_column, as_columns(values))  # (N, W, H, C)
     g_col = None if column_gate is None else apply_gate(column_gate, y.mean(1) / height, "column_gate")  # (N, H, C)
@@ -146,7 +147,7 @@ class _GateRows(torch.autograd.Function):
     def backward(ctx: FunctionCtx, grad_t: Tensor, grad_pooled: Tensor) -> tuple[Tensor, Tensor]:
         r, g_col = ctx.saved_tensors  # type: ignore[attr-defined]
         spread = grad_pooled.unsqueeze(1) / r.shape[1]  # (N, 1, W, C)
-        if torch.is_grad_enabled():  # for second derivatives nothing may be overwritten
+        if torch.is_grad_enabled():  # second derivatives need the tensors that the code below overwrites
             grad_t = grad_t + spread
             return grad_t * g_col, _sum_of_products(2, grad_t, r)
         grad_t = grad_t.add_(spread)  # in place: _GateColumns allocated it, nothing else uses it
@@ -234,6 +235,10 @@ class ChannelizedAxialAttention(nn.Module):
         )
 
     def explain(self, features: Tensor) -> AxialMaps:
-        """Return the output with its attention weights and gates; for figures, not for training."""
+        """Return the output with its attention weights and gates; for figures, not for training.
+
+        Args:
+            features: (N, in_channels, H, W).
+        """
         column_keys, row_keys, values = self.column_keys(features), self.row_keys(features), self.values(features)
         return _factorised(column_weights(column_keys), row_weights(row_keys), values, self.column_gate, self.row_gate)

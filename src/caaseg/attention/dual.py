@@ -105,7 +105,11 @@ class PositionAttention(nn.Module):
         )
 
     def explain(self, features: Tensor) -> DualMaps:
-        """Return the output with its attention weights, (HW)^2 numbers per image; for figures, not for training."""
+        """Return the output with its attention weights, (HW)^2 numbers per image; for figures, not for training.
+
+        Args:
+            features: (N, C, H, W).
+        """
         weights = softmax_scores(as_pixels(self.queries(features)), as_pixels(self.keys(features)))
         return DualMaps(self(features), weights)
 
@@ -122,7 +126,11 @@ class ChannelAttention(nn.Module):
         return channel_attention(features, self.scale)
 
     def explain(self, features: Tensor) -> DualMaps:
-        """Return the output with its attention weights."""
+        """Return the output with its attention weights; for figures, not for training.
+
+        Args:
+            features: (N, C, H, W).
+        """
         weights = channel_weights(features)
         return DualMaps(_mix_channels(features, weights, self.scale), weights)
 

@@ -23,14 +23,14 @@ from caaseg.attention.gate import ChannelGate, Gate, apply_gate
 from caaseg.kernels import DTYPES, HAS_TRITON
 
 MAX_KEY_CHANNELS = 256
-MAX_GATE_ROW_BYTES = 512  # of a row of a hidden layer's weights: wider layers do not fit into shared memory
+MAX_GATE_ROW_BYTES = 512  # bytes per row of a hidden layer's weights; wider layers do not fit into shared memory
 
 
 def unsupported_reason(column_keys: Tensor, row_keys: Tensor, values: Tensor) -> str | None:
     """Return the reason why the fused kernels do not apply, or None."""
     # Some versions of torch set is_exporting() under torch.compile, too.
     if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():
-        return "the model is being exported; expected an ordinary call"  # other software lacks the operators
+        return "the model is being exported; expected an ordinary call"  # other runtimes lack our operators
     if not HAS_TRITON:
         return "the package triton is not installed; it comes with torch for GPUs"
     from caaseg.kernels import common
@@ -53,7 +53,7 @@ def unsupported_reason(column_keys: Tensor, row_keys: Tensor, values: Tensor) ->
 def fused_axial_attention(
     column_keys: Tensor, row_keys: Tensor, values: Tensor, column_gate: Gate | None, row_gate: Gate | None
 ) -> Tensor:
-    """Compute `channelized_axial_attention` where `unsupported_reason` is None; channels last in memory."""
+    """Compute `channelized_axial_attention` in fused kernels. Call it only if `unsupported_reason` returns None."""
     column_keys, row_keys, values = _channels_last(column_keys), _channels_last(row_keys), _channels_last(values)
     y, pooled = _attend(column_keys, values, None, False, column_gate is not None)
     g_col = None if column_gate is None else fused_gate(column_gate, pooled, "column_gate")  # (N, H, C)
@@ -269,7 +269,7 @@ def _scale(features: Tensor, gate: Tensor) -> Tensor:
 
 
 def fused_gate(gate: Gate, pooled: Tensor, name: str) -> Tensor:
-    """Apply a gate to pooled features, (N, L, C) -> (N, L, C); an unmodified `ChannelGate` takes one launch."""
+    """Apply a gate to pooled features, (N, L, C) -> (N, L, C); a plain `ChannelGate` takes one kernel launch."""
     if not _is_plain_gate(gate, pooled.dtype):
         return apply_gate(gate, pooled, name).contiguous()
     assert isinstance(gate, ChannelGate)

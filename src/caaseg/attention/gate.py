@@ -13,8 +13,9 @@ Gate = Callable[[Tensor], Tensor]
 implementations pass a few positions at a time."""
 
 Activation = Literal["leaky_relu", "relu"]
+"""Activation of the hidden layers of a gate."""
 
-SLOPES: dict[str, float] = {"leaky_relu": 0.2, "relu": 0.0}  # of the activations below zero
+SLOPES: dict[str, float] = {"leaky_relu": 0.2, "relu": 0.0}  # slope of each activation below zero
 
 
 class ChannelGate(nn.Module):

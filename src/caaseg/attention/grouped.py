@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper: build the weighted terms, gate them, then sum them.
 
-This is the reference, also for the paper's figure of time against number of groups. The factorised form in
-`channelized.py` gives the same numbers without building the terms.
+This is the reference implementation. Benchmarks use it to repeat the paper's figure of time against number of groups.
+The factorised form in `channelized.py` gives the same numbers without building the terms.
 
 Shapes: N batch, S lines, L positions on a line, C channels, G groups.
 """
@@ -26,7 +26,7 @@ def channelize_in_groups(weights: Tensor, lines: Tensor, gate: Gate | None, grou
         lines: features to gather, (N, S, L, C).
         gate: channel weights from pooled terms, or None for plain attention.
         groups: number of slices, clamped to L.
-        name: of the gate, for error messages.
+        name: name of the gate in error messages.
     """
     if lines.stride(-1) != 1:  # contiguous channels, for fast access to every term
         lines = lines.contiguous()

@@ -139,7 +139,11 @@ class SelfAttention(nn.Module):
         return _gather_pixels(keys, keys, self.values(features), self.gate)
 
     def explain(self, features: Tensor) -> SpatialMaps:
-        """Return the output with its attention weights and gate; for figures, not for training."""
+        """Return the output with its attention weights and gate; for figures, not for training.
+
+        Args:
+            features: (N, in_channels, H, W).
+        """
         keys, values = as_pixels(self.keys(features)), as_pixels(self.values(features))
         weights = softmax_scores(keys, keys)
         output, gate = _gated(weights.to(values.dtype) @ values, self.gate)

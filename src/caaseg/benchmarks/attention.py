@@ -13,7 +13,7 @@ from caaseg.attention import ChannelGate, axial_attention, channelized_axial_att
 from caaseg.benchmarks.timing import graph_seconds, measure
 from caaseg.models.inference import is_out_of_memory
 
-# Relative (Frobenius) error against float64 that counts as rounding: of the output; gradients may have twice that.
+# Largest relative (Frobenius) error of the output against float64 that counts as rounding; twice that for gradients.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 Implementation = Literal["axial", "fused", "factorised", "grouped", "loop"]
@@ -148,7 +148,7 @@ def run(cases: Sequence[Case], device: torch.device, *, seconds: float = 0.5) ->
     """Measure the cases in order. Cases of one workload get the same inputs.
 
     Args:
-        cases: the cases.
+        cases: cases to measure.
         device: device to run on.
         seconds: approximate duration of each measurement.
     """
@@ -212,7 +212,7 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
 def floor_seconds(problem: Problem, seconds: float) -> float:
     """Return the time to move the bytes that every implementation must move.
 
-    It reads both keys and the values, writes and reads the column result, and writes the output.
+    An implementation reads both keys and the values, writes and reads the column result, and writes the output.
     """
     column_keys, row_keys, values = problem.maps
     moved = column_keys.nbytes + row_keys.nbytes + 4 * values.nbytes

@@ -75,7 +75,7 @@ def run(workload: Workload, rounds: int, *, progress: Callable[[], None] = lambd
                     pass
                 duration_s = time.perf_counter() - start
                 speed.rounds.append(workload.steps * workload.batch_size / duration_s)
-                del stream  # stops its worker, which would otherwise slow down the next pipeline
+                del stream  # stops its worker, which would slow down the next pipeline
                 progress()
     return speeds
 

@@ -142,13 +142,3 @@ def _peak_bytes(work: Callable[[], object], inputs: list[Tensor], device: torch.
     with live:
         work()
     return live.peak_bytes
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an allocation failed. The CPU allocator raises plain RuntimeErrors, so their text decides."""
-    messages = (
-        "can't allocate memory",
-        "Storage size calculation overflowed",
-        "numel: integer multiplication overflow",
-    )
-    return isinstance(error, torch.OutOfMemoryError) or any(message in str(error) for message in messages)

@@ -25,9 +25,29 @@ COMMANDS = {
     "caaseg benchmark": "attention model loader evaluation",
 }
 """`caaseg data list` is the function `data_list` of the module `caaseg.cli.data`, imported when the command is used."""
+Parse = Callable[[Sequence[str]], tuple[Callable[..., int], dict[str, Any]]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]:
+    """Return the function of a command line and its validated arguments. With --help, print help and exit."""
+    prog, rest = "caaseg", ["--help" if argument == "-h" else argument for argument in arguments]
+    while prog in COMMANDS:
+        known, command = COMMANDS[prog].split(), rest.pop(0) if rest else ""
+        if command in ("--help", "--version"):
+            print(f"caaseg {caaseg.__version__}" if command == "--version" else _list_commands(prog))
+            sys.exit(0)
+        if command not in known:
+            found = f"has no command {command!r}; expected" if command else "needs a command:"
+            raise CaasegError(f"{prog} {found} {', '.join(known)}{did_you_mean(command, known)}")
+        prog = f"{prog} {command}"
+    try:
+        return _function(prog), _parse_options(_function(prog), rest, prog)
+    except CaasegError as error:
+        is_clear = "; expected" in str(error) or str(error).endswith("?")
+        raise error if is_clear else CaasegError(f"{error}; see {prog} --help") from error
+
+
+def main(arguments: Sequence[str] | None = None, parse: Parse = parse) -> int:
     """Run a command and return its exit code: 2 for bad input, 1 for a bug. --debug shows the traceback of both."""
     COMMAND_LINE[:] = sys.argv[1:] if arguments is None else arguments
     try:
@@ -50,25 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if is_bug else 2
 
 
-def parse(arguments: Sequence[str]) -> tuple[Callable[..., int], dict[str, Any]]:
-    """Return the function of a command line and its validated arguments. With --help, print help and exit."""
-    prog, rest = "caaseg", ["--help" if argument == "-h" else argument for argument in arguments]
-    while prog in COMMANDS:
-        known, command = COMMANDS[prog].split(), rest.pop(0) if rest else ""
-        if command in ("--help", "--version"):
-            print(f"caaseg {caaseg.__version__}" if command == "--version" else _list_commands(prog))
-            sys.exit(0)
-        if command not in known:
-            found = f"has no command {command!r}; expected" if command else "needs a command:"
-            raise CaasegError(f"{prog} {found} {', '.join(known)}{did_you_mean(command, known)}")
-        prog = f"{prog} {command}"
-    try:
-        return _function(prog), _parse_options(_function(prog), rest, prog)
-    except CaasegError as error:
-        is_clear = "; expected" in str(error) or str(error).endswith("?")
-        raise error if is_clear else CaasegError(f"{error}; see {prog} --help") from error
-
-
 def _parse_options(function: Callable[..., int], arguments: Sequence[str], prog: str) -> dict[str, Any]:
     parameters, types = signature(function).parameters, dict[str, Any]()
     positional = [name for name, one in parameters.items() if one.kind is not Parameter.KEYWORD_ONLY]
@@ -86,14 +87,14 @@ def _parse_options(function: Callable[..., int], arguments: Sequence[str], prog:
             shown_values = model.model_construct(**dict(load_recipe(arguments[0])))
         tyro.cli(model, args=["--help"], prog=prog, default=shown_values, config=(tyro.conf.FlagConversionOff,))
     fields = flat_fields(model)
-    words, texts = split_options(arguments, fields | recipe_fields)
+    inputs, texts = split_options(arguments, fields | recipe_fields)
     overrides = [f"{spelled(key)}={texts.pop(key)}" for key in recipe_fields if key in texts]
     values: dict[str, Any] = {"overrides": overrides} if overrides else {}
     values |= {key: read_text(text, fields[key]) for key, text in texts.items()}
-    for name in positional[: len(words)]:
-        values[name], words = (words, []) if fields[name].annotation == list[str] else (words[0], words[1:])
-    if words:
-        raise CaasegError(f"unexpected argument {words[0]!r}")
+    for name in positional[: len(inputs)]:
+        values[name], inputs = (inputs, []) if fields[name].annotation == list[str] else (inputs[0], inputs[1:])
+    if inputs:
+        raise CaasegError(f"unexpected argument {inputs[0]!r}")
     return dict(model.read(values, write=lambda key: key.upper() if key in positional else spelled(key)))
 
 

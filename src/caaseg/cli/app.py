@@ -22,7 +22,7 @@ def app(
     A second model is shown next to the first.
 
     Args:
-        models: one or two models, each a run, a model directory or hf://owner/name.
+        models: one or two models, each a run, a model directory, a shipped model such as camvid, or hf://owner/name.
         host: address to listen on; by default only this machine can open the app.
         port: port to listen on; by default the first free port from 7860.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from caaseg.cli.arguments import Device, Figure, check_writable, device_of
+from caaseg.cli.arguments import Device, Figure, Names, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, progress_bars, write_json
 from caaseg.config import Count, Workers
 from caaseg.errors import CaasegError
@@ -15,15 +15,15 @@ def compare(
     out: Figure,
     root: Path | None = None,
     split: str = "val",
-    images: Count = 4,
+    images: Count | Names = 4,
     device: Device = "auto",
     workers: Workers = 2,
     json: str | None = None,
 ) -> int:
     """Draw images, labels and the predictions of several models side by side, with boxes where they differ most.
 
-    The split is divided into as many parts as images are drawn. From each part comes the image on which the models
-    differ most, because neighboring images, such as video frames, are similar.
+    Images are chosen by their names, or by their number: then the split is divided into as many parts, and from each
+    comes the image on which the models differ most, because neighboring images, such as video frames, are similar.
 
     Args:
         models: two or more models with the same classes, each a run, a model directory or hf://owner/name.
@@ -31,7 +31,7 @@ def compare(
         out: file for the figure (.png, .svg or .pdf).
         root: directory of the dataset; scenes need none.
         split: train, val or test.
-        images: number of images to draw.
+        images: names of the images to draw, or their number.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         workers: data loading processes.
         json: file for the numbers of all images; - is standard output.
@@ -49,6 +49,8 @@ def compare(
         raise CaasegError(f"{models[0]} is the only model; expected two or more to compare")
     torch_device = device_of(device)
     data = open_dataset(dataset, root, split)
+    if not isinstance(images, int):
+        analysis.check_names(images, data)
     networks = [load_model(model).to(torch_device) for model in models]
     first = networks[0].config
     for model, network in zip(models, networks, strict=True):
@@ -63,7 +65,7 @@ def compare(
     console = console_for(json)
     with progress_bars(console) as report:
         found = analysis.compare_models(
-            networks, data, num_shown=images, workers=workers, progress=lambda done: report("images", done, len(data))
+            networks, data, images=images, workers=workers, progress=lambda done: report("images", done, len(data))
         )
     save(draw_comparison(found, names, data.classes, data.palette), out)
     for line in comparison_lines(found, names):

@@ -1,6 +1,7 @@
 """`caaseg data`: list, prepare, check and show datasets."""
 
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from caaseg.cli.arguments import Figure, check_writable
@@ -69,6 +70,7 @@ def data_import(
         skip_faulty: leave out images with invalid annotations, instead of stopping.
     """
     from caaseg.data.importers import import_labels
+    from caaseg.data.labels import abbreviate
 
     console = console_for(None)
     with progress_bars(console) as report:
@@ -84,10 +86,14 @@ def data_import(
         )
     for fault in result.faults:
         console.print(f"left out: {fault}", style="red", soft_wrap=True, highlight=False, markup=False)
+    if result.unlabeled:
+        names = abbreviate([str(path) for path in result.unlabeled])
+        text = f"images without annotations, left out: {len(result.unlabeled)} ({names})"
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
     counts = ", ".join(f"{number} images{f' of {split}' if split else ''}" for split, number in result.counts.items())
     text = f"{result.format}: {counts}, {len(result.classes)} classes ({', '.join(result.classes)})"
     console.print(text, soft_wrap=True, highlight=False, markup=False)
-    text = f"dataset: {out}; see caaseg data check folder --root {out}"
+    text = f"dataset: {out}; see caaseg data check folder --root {quote(str(out))}"
     console.print(text, soft_wrap=True, highlight=False, markup=False)
     return 0
 
@@ -105,7 +111,8 @@ def data_prepare(name: str, *, root: Path, addresses: str = "") -> int:
     console = console_for(None)
     with progress_bars(console) as report:
         prepare(name, root, addresses=_addresses(addresses), progress=report)
-    console.print(f"prepared: {root}; see caaseg data check {name} --root {root}", soft_wrap=True, highlight=False)
+    text = f"prepared: {root}; see caaseg data check {name} --root {quote(str(root))}"
+    console.print(text, soft_wrap=True, highlight=False)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""`caaseg demo`: train and compare two small models, without files or a network."""
+"""`caaseg demo`: predict a photo, then train and compare two small models, without files or a network."""
 
 from pathlib import Path
 
@@ -14,9 +14,10 @@ def demo(
     device: Device = "auto",
     json: str | None = None,
 ) -> int:
-    """Train an FCN and a CAA model on synthetic scenes, evaluate both, and write a report.
+    """Predict a sample photo, train an FCN and a CAA model on synthetic scenes, evaluate both, and write a report.
 
-    It takes some minutes on two cores, needs no files and no network, and resumes where it was interrupted.
+    The report has the photo after some seconds. Training takes some minutes on two cores, needs no files and no
+    network, and resumes where it was interrupted.
 
     Args:
         out: directory for report.html and both runs.

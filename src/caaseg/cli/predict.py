@@ -1,8 +1,10 @@
-"""`caaseg predict`: labels and overlays for images."""
+"""`caaseg predict`: labels and overlays for images, overlay videos for videos."""
 
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from caaseg.cli.arguments import Device, ImageSize, Scales, check_directory, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, printable, progress_bars, write_json
@@ -23,20 +25,24 @@ def predict(
     precision: Literal["32", "bf16"] = "32",
     compiled: bool = False,
     device: Device = "auto",
+    source_values: bool = False,
     probabilities: bool = False,
     compare_grids: bool = False,
     max_pixels: Count = 89_000_000,
+    smooth: Annotated[float, Field(ge=0, lt=1)] = 0.0,
     json: str | None = None,
 ) -> int:
-    """Predict images: labels as indexed PNG in OUT/labels, overlays in OUT/overlays.
+    """Predict images: labels as indexed PNG in OUT/labels, overlays in OUT/overlays. A video gets an overlay video.
 
     Results have the size of the displayed image, with EXIF rotation applied, and keep the directory structure of the
-    inputs. Finished images are skipped when the command is repeated; several commands at once, or the processes of
-    torchrun, share the images. A file that cannot be read is reported at the end, and the exit code is 2.
+    inputs. Finished images are skipped when the command is repeated, and an unfinished video is continued. Several
+    commands at once, the processes of torchrun and the tasks of a SLURM job array share the images. A file that cannot
+    be read is reported at the end, and the exit code is 2.
 
     Args:
-        model: a run, a model directory, hf://owner/name, or an .onnx file of caaseg export.
-        inputs: images, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
+        model: a run, a model directory, a shipped model such as camvid, hf://owner/name, or an .onnx file of caaseg
+            export.
+        inputs: images, videos, directories (searched recursively) or patterns such as 'photos/**/*.jpg'.
         out: directory for the results of one model and one set of options.
         size: size at which images are predicted: auto (that of the training images), native (their own), the length of
             the short side, or height and width. Results have the size of the image.
@@ -50,10 +56,14 @@ def predict(
         precision: precision of the model.
         compiled: compile the model with torch.compile first; it takes about half a minute per image size.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
+        source_values: write labels with the values or colors of the masks in the dataset folder that the model was
+            trained on, such as 0 and 255, instead of class ids.
         probabilities: save probabilities too, as OUT/probabilities/NAME.npy, float16 of shape (height, width, classes).
         compare_grids: predict images that are divided into windows once more with shifted windows, and report the
             fraction of pixels that change their class.
         max_pixels: images with more pixels are refused before decoding.
+        smooth: weight of the earlier frames of a video in an exponential moving average of the scores, 0 or more and
+            below 1; 0.7 makes classes flicker less.
         json: file for the result of each image; - is standard output.
     """
     from dataclasses import asdict
@@ -69,9 +79,17 @@ def predict(
     check_directory(out, "--out")
     check_writable(json=json)
     options = predictions.PredictOptions(
-        size=size, scales=scales, flip=flip, window=window, average=average, precision=precision
+        size=size,
+        scales=scales,
+        flip=flip,
+        window=window,
+        average=average,
+        precision=precision,
+        source_values=source_values,
+        smooth=smooth,
     )
     found = find_images(inputs, exclude=[out / name for name in OUTPUT_DIRECTORIES])
+    array_index, array_size = predictions.array_task()
     console = console_for(json)
     timeout = timedelta(days=30)  # finished processes wait for those with larger images
     with (
@@ -89,13 +107,17 @@ def predict(
             max_pixels=max_pixels,
         )
         shown = report if rank == 0 else (lambda *_: None)
-        done = predictions.predict_images(task, found.images, share=(rank, ranks), progress=shown)
+        share = (array_index * ranks + rank, array_size * ranks)
+        done = predictions.predict_images(task, found.images, share=share, progress=shown)
         outcomes = predictions.gather_outcomes(done)
     if rank > 0:  # only the first process prints
         return 0
     messages = [*found.errors, *(outcome.message for outcome in outcomes if outcome.message is not None)]
     for line in predictions.summary(outcomes, found.skipped, out):
         console.print(printable(line), soft_wrap=True)
+    if array_size > 1:
+        task_of = f"SLURM array task {array_index + 1} of {array_size}"
+        console.print(f"{task_of}: {len(outcomes)} of {len(found.images)} images are its share", soft_wrap=True)
     if json is not None:
         results = {"pictures": [asdict(outcome) for outcome in outcomes], "faults": found.errors}
         write_json({**provenance(torch_device, COMMAND_LINE), "model": model, **results}, json, console)

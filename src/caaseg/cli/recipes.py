@@ -21,17 +21,17 @@ def recipes(action: Literal["list", "show", "copy"] = "list", name: str | None =
     from caaseg.recipes import SHIPPED, load_recipe, recipe_names, recipe_text
     from caaseg.reproduce.tables import TABLES
 
+    rows = {f"{table}/{row.name}": row for table, content in TABLES.items() for row in content.rows if row.dataset}
     if action == "list":
         for shipped in recipe_names():
             print(f"{shipped:52} {(SHIPPED / f'{shipped}.yaml').read_text().partition(chr(10))[0].lstrip('# ')}")
-        for table, content in TABLES.items():
-            for row in content.rows:
-                if row.dataset is not None:
-                    print(f"{f'{table}/{row.name}':52} {row.label}")
+        for row_name, row in rows.items():
+            print(f"{row_name:52} {row.title(own_recipe=True)}")
         return 0
     if name is None:
         raise CaasegError(f"caaseg recipes {action} needs NAME; caaseg recipes lists all names")
-    text = f"# {name}\n{recipe_text(load_recipe(name))}"
+    note = rows[name].note if name in rows else None
+    text = f"# {name}\n{f'# {note}{chr(10)}' if note else ''}{recipe_text(load_recipe(name))}"
     if action == "show":
         print(text, end="")
         return 0

@@ -19,6 +19,8 @@ COMMAND_LINE: list[str] = []
 """Arguments of the running command, stored with measurements."""
 SECONDS_PER_LINE = 5
 """Least time between two log lines of a training run."""
+SECONDS_PER_PROGRESS_LINE = 30
+"""Least time before and between log lines of other work."""
 
 
 def console_for(json: str | None) -> "Console":
@@ -59,17 +61,28 @@ def write_json(content: dict[str, Any], target: str, console: "Console | None" =
 
 
 @contextmanager
-def progress_bars(console: "Console") -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a callback (name, done, total) that shows progress bars if the console is a terminal."""
+def progress_bars(
+    console: "Console", clock: Callable[[], float] = time.monotonic
+) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Yield a callback (name, done, total) that shows progress bars, or rare log lines if there is no terminal."""
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     tasks: dict[str, TaskID] = {}
+    started: dict[str, tuple[float, int]] = {}  # time and number of the first report
+    last_line: dict[str, float] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
 
         def report(step: str, done: int, total: int | None) -> None:
             if step not in tasks:
                 tasks[step] = bar.add_task(step)
+                started[step] = clock(), done
+                last_line[step] = started[step][0]
+            now, (start, before) = clock(), started[step]
+            if not console.is_terminal and now - last_line[step] >= SECONDS_PER_PROGRESS_LINE:
+                last_line[step] = now
+                speed = f"{(done - before) / (now - start):.1f} per second"
+                console.print(f"{step}: {done}{'' if total is None else f' of {total}'}, {speed}", soft_wrap=True)
             bar.update(tasks[step], completed=done, total=total)
 
         yield report

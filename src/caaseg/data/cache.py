@@ -40,11 +40,16 @@ class CachedDataset:
 
     Samples share memory with the cache: do not modify them in place. A file that cannot be read raises its
     BadFileError when its sample is requested, as in the dataset itself.
+
+    Args:
+        dataset: the dataset to read.
+        block_bytes: size of the blocks of memory that hold several samples each.
     """
 
-    def __init__(self, dataset: SegmentationDataset) -> None:
+    def __init__(self, dataset: SegmentationDataset, *, block_bytes: int = BLOCK_BYTES) -> None:
         self.classes = dataset.classes
         self.palette = dataset.palette
+        self._block_bytes = block_bytes
         self._blocks: list[Tensor] = []
         self._used = 0  # bytes of the last block
         self._samples: list[StoredSample | str] = []  # a string is the error message of a bad file
@@ -75,7 +80,7 @@ class CachedDataset:
     def _store(self, tensor: Tensor) -> StoredTensor:
         if not self._blocks or self._used + tensor.numel() > len(self._blocks[-1]):
             # Untouched pages take no memory, so a large block costs nothing until it is filled.
-            self._blocks.append(torch.empty(max(BLOCK_BYTES, tensor.numel()), dtype=torch.uint8))
+            self._blocks.append(torch.empty(max(self._block_bytes, tensor.numel()), dtype=torch.uint8))
             self._used = 0
         strides = torch.empty_like(tensor, device="meta").stride()  # dense, in the same order of dimensions
         stored = StoredTensor(len(self._blocks) - 1, self._used, tuple(tensor.shape), strides)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from torch.utils.data import ConcatDataset
@@ -33,7 +34,7 @@ def find(name: str) -> DatasetInfo:
 
 
 def splits(name: str, root: Path) -> tuple[str, ...]:
-    """Return the splits of a dataset; those of a folder depend on its content."""
+    """Return the names of the splits of a dataset; the splits of a folder depend on its content."""
     info = find(name)
     return info.splits(root) if info.splits else tuple(info.counts)
 
@@ -44,7 +45,7 @@ def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> Se
     Args:
         name: name in the catalogue.
         root: directory of its files; None for datasets without files.
-        split: train, val or test, as the dataset has them, or several joined with +, such as train+val.
+        split: name of a split of the dataset, such as train, or several joined with +, such as train+val.
         options: further arguments of the dataset's class.
     """
     if "+" in split:
@@ -58,8 +59,9 @@ def open_dataset(name: str, root: Path | None, split: str, **options: Any) -> Se
     if len(dataset) == 0:
         raise BadFileError(f"{root}: no images in split {split} of {name}; expected at least one; see caaseg data list")
     if isinstance(dataset, PairDataset) and (missing := dataset.missing()):
+        advice = f"run caaseg data check {name} --root {quote(str(root))} to list all problems"
         others = f", and {len(missing) - 1} more files of split {split} are missing" if len(missing) > 1 else ""
-        raise BadFileError(f"{missing[0]}: no such file{others}; run caaseg data check {name} to list all problems")
+        raise BadFileError(f"{missing[0]}: no such file{others}; {advice}")
     return dataset
 
 
@@ -76,6 +78,7 @@ class ConcatSplits(ConcatDataset[Sample]):
                     "expected the same classes in the same order"
                 )
         self.palette: tuple[Color, ...] = getattr(datasets[0], "palette", None) or distinct_colors(len(self.classes))
+        self.mask_values = getattr(datasets[0], "mask_values", None)  # of the dataset folder
 
 
 def with_palette(dataset: SegmentationDataset) -> SegmentationDataset:

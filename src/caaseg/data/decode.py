@@ -101,7 +101,7 @@ def _open(
     try:
         if not path.is_file():
             problem = "not a regular file" if path.exists() else "no such file"
-            raise BadFileError(f"{path}: {problem}; expected {kind}")
+            raise BadFileError(f"{path}: {problem}; expected {kind}; check its name, or add it")
         # Not Image.open(path): Pillow 12 maps uncompressed TIFF files into memory and then rotates them wrongly.
         with pillow_pixel_limit(max_pixels), open(path, "rb") as file, Image.open(file, formats=formats) as image:
             width, height = image.size
@@ -118,10 +118,10 @@ def _open(
     except PermissionError as error:
         raise BadFileError(f"{path}: no permission to read it; change its permissions") from error
     except UnidentifiedImageError as error:
-        raise BadFileError(f"{path}: not {kind} in any of {', '.join(formats)}; replace or remove the file") from error
+        raise BadFileError(f"{path}: not {kind} in any of {', '.join(formats)}; replace or move it") from error
     except Exception as error:  # decoders raise everything from SyntaxError to struct.error on damaged files
         raise BadFileError(
-            f"{path}: cannot be read as {kind} ({type(error).__name__}: {error}); replace or remove the file"
+            f"{path}: cannot be read as {kind} ({type(error).__name__}: {error}); replace or move it"
         ) from error
 
 

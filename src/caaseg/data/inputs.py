@@ -1,4 +1,4 @@
-"""Expand command-line inputs (files, directories, glob patterns) to image files with unique result names."""
+"""Expand command-line inputs (files, directories, glob patterns) to images and videos with unique result names."""
 
 import glob
 import os
@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".wmv", ".ogv", ".flv")
+SUFFIXES = IMAGE_SUFFIXES + VIDEO_SUFFIXES
+
 
 class InputImage(NamedTuple):
-    """An image file to predict."""
+    """An image or video file to predict."""
 
-    path: Path  # as given, or below the given directory
+    path: Path  # one of the inputs, or a path below an input directory
     name: Path  # unique name of its results: the path relative to the common directory of all inputs
 
 
@@ -22,40 +25,41 @@ class Inputs(NamedTuple):
     """Images found for all inputs."""
 
     images: list[InputImage]
-    errors: list[str]  # one message per input or directory without result
-    skipped: int  # number of files in directories without an image suffix
+    errors: list[str]  # one message per input without images or videos, and per directory that cannot be listed
+    skipped: int  # number of files in directories with another suffix
 
 
 def find_images(inputs: Sequence[str], *, exclude: Sequence[Path] = ()) -> Inputs:
-    """List the images of files, directories (recursively) and glob patterns such as photos/*.jpg.
+    """List the images and videos of files, directories (recursively) and glob patterns such as photos/*.jpg.
 
     Names keep the subdirectories below the common directory of all inputs. They lose their suffix unless two files
-    would then have the same name. In directories, hidden files and files without an image suffix are skipped.
+    would then have the same name. In directories, hidden files and files with another suffix are skipped.
 
     Args:
         inputs: file names, directories and patterns; the name of an existing file is never treated as a pattern.
         exclude: directories to skip, such as output directories.
     """
-    found: dict[str, Path] = {}  # by absolute path, so that an image given twice is listed once
+    found: dict[str, Path] = {}  # by absolute path, so that an image named twice is listed once
     bases: list[str] = []
     errors: list[str] = []
     others: set[str] = set()
     for text in inputs:
-        given = Path(text)
+        input_path = Path(text)
         is_pattern = glob.has_magic(text) and not os.path.lexists(text)
-        base = _before_pattern(given) if is_pattern else given if given.is_dir() else given.parent
+        directory = input_path if input_path.is_dir() else input_path.parent
+        base = _before_pattern(input_path) if is_pattern else directory
         bases.append(_absolute(base))
         files: list[Path] = []
-        for path in sorted(base.glob(str(given.relative_to(base)))) if is_pattern else [given]:
+        for path in sorted(base.glob(str(input_path.relative_to(base)))) if is_pattern else [input_path]:
             if path.is_dir():
                 below = list(_walk(path, exclude, errors))
-                files += [file for file in below if file.suffix.lower() in IMAGE_SUFFIXES]
-                others |= {_absolute(file) for file in below if file.suffix.lower() not in IMAGE_SUFFIXES}
+                files += [file for file in below if file.suffix.lower() in SUFFIXES]
+                others |= {_absolute(file) for file in below if file.suffix.lower() not in SUFFIXES}
             elif not (is_pattern and path.name.startswith(".")):
                 files.append(path)
         if not files:
             problem = "no file matches" if is_pattern else "no images in this directory"
-            errors.append(f"{text}: {problem}; expected files that end in {', '.join(IMAGE_SUFFIXES)}")
+            errors.append(f"{text}: {problem}; expected files that end in {', '.join(SUFFIXES)}")
         for file in files:
             found.setdefault(_absolute(file), file)
     root = os.path.commonpath(bases)

@@ -10,9 +10,10 @@ import yaml
 from numpy.typing import NDArray
 
 from caaseg.data.decode import read_color_mask, read_mask
+from caaseg.data.palette import MAX_CLASSES as MAX_CLASSES
+from caaseg.data.palette import distinct_colors as distinct_colors
 from caaseg.data.sample import BadFileError, Color
 
-MAX_CLASSES = 254
 WRONG_FILE = "correct the mask, or check that it belongs to this dataset and version"
 _UNKNOWN = 254  # table entry of values that are neither a class nor ignored
 
@@ -91,18 +92,6 @@ def load_class_table(dataset: str) -> ClassTable:
     default = distinct_colors(len(table))
     palette = tuple(tuple(entry.get("color", default[k])) for k, entry in enumerate(table.values()))
     return ClassTable(tuple(table), tuple(entry["name"] for entry in table.values()), palette)
-
-
-def distinct_colors(number: int) -> tuple[Color, ...]:
-    """Return different colors, none of them black, which figures use for ignored pixels.
-
-    PASCAL VOC's rule: the three lowest bits of an id become the highest bits of red, green and blue, and so on.
-    """
-    colors = []
-    for k in range(1, number + 1):
-        channels = [sum((k >> (3 * bit + channel) & 1) << (7 - bit) for bit in range(3)) for channel in range(3)]
-        colors.append((channels[0], channels[1], channels[2]))
-    return tuple(colors)
 
 
 def abbreviate(values: list[Any]) -> str:

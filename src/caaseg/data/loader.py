@@ -124,8 +124,8 @@ class TrainingBatches(Dataset[FilledBuffer]):
 class TrainingLoader:
     """Endless loader of augmented batches.
 
-    `step` is the next step. Iterating again continues with it, and a loader created with `step=s` continues like one
-    that has already yielded s batches.
+    `step` is the next step. Iterating again continues with it, and a loader created with `step=s` continues like a
+    loader that has already yielded s batches.
 
     Args:
         dataset: source of samples; it raises BadFileError for files that cannot be used.
@@ -136,7 +136,7 @@ class TrainingLoader:
         workers: worker processes; 0 reads in this process.
         rank: index of this process, from 0.
         ranks: number of processes that train together, each on its part of every batch.
-        bad_files: "stop" at the first, or "skip" with a warning and use another sample instead.
+        bad_files: "stop" raises BadFileError at the first bad file; "skip" logs a warning and uses another sample.
         bad_share: with "skip", largest fraction of bad samples before training stops anyway.
         pin_memory: return batches in pinned memory, prepared in a thread; use it if they are copied to a GPU.
     """
@@ -169,7 +169,7 @@ class TrainingLoader:
         if not 0 <= bad_share <= 1:
             raise CaasegError(f"bad_share is {bad_share}; expected 0 to 1")
         positions = range(rank * batch_size // ranks, (rank + 1) * batch_size // ranks)
-        # The DataLoader requests a new batch when one arrives, so one more buffer than batches in progress is enough.
+        # The DataLoader requests a new batch when a batch arrives: one more buffer than batches in progress is enough.
         self._buffers = BatchBuffers.allocate(workers * PREFETCH + 1, len(positions), augmentation.crop)
         attempts = 1 if bad_files == "stop" else MAX_ATTEMPTS
         self._sampler = StepSampler(step)
@@ -279,7 +279,7 @@ class EvaluationLoader:
     The number of samples per rank, and so of batches, may differ by one.
 
     Args:
-        dataset: source of samples; the first that cannot be read stops the evaluation.
+        dataset: source of samples; the first file that cannot be read stops the evaluation.
         batch_size: samples per batch of this rank; above 1, images of different sizes need `pad_to`.
         pad_to: height and width that fit all images; None does not pad.
         workers: worker processes; 0 reads in this process.
@@ -325,7 +325,7 @@ class EvaluationLoader:
 
 
 def useful_workers(workers: int, samples: int) -> int:
-    """Limit the number of workers for reading so many samples once."""
+    """Return the number of workers worth starting to read a number of samples once: `workers` or fewer."""
     return min(workers, samples // SAMPLES_PER_WORKER)
 
 
@@ -347,10 +347,10 @@ def _collate_or_error(samples: Sequence[Sample | str]) -> Batch | str:
 
 
 def _leave_process_group(worker: int) -> None:
-    """Keep Ctrl-C and a SIGTERM to the process group from ending a worker.
+    """Prevent Ctrl-C, or a SIGTERM to the process group, from ending a worker.
 
-    The main process may need another batch to finish its step; it stops its workers itself, and they also end when it
-    is gone.
+    The main process may need another batch to finish its step. It stops its workers itself, and they also end when it
+    has ended.
     """
     if hasattr(os, "setpgrp"):  # not on Windows
         os.setpgrp()

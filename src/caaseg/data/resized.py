@@ -13,7 +13,7 @@ MAX_SAMPLES = 20
 
 
 class ResizedDataset:
-    """A dataset whose images have at most a given short side; labels are resized to match, without interpolation.
+    """A dataset with a limit on the short side of its images; labels are resized to match, without interpolation.
 
     Args:
         dataset: the dataset.

@@ -1,6 +1,6 @@
 """Joint transforms of image and label: random augmentation for training, padding for evaluation. All uint8.
 
-A rotation, if any, turns the whole image first.
+Rotation is the first transform, and applies to the whole image.
 
 Random scale and crop are done without building the scaled image: only the source window that the crop shows is read
 and resized, so the cost is the same at every scale. The grid of the scaled image starts at the corner of that window,
@@ -54,8 +54,8 @@ class AugmentationParams(NamedTuple):
 
 
 def draw_params(augmentation: Augmentation, rng: np.random.Generator) -> AugmentationParams:
-    """Draw random parameters. Each one uses its own random number, so that no option changes the others."""
-    # New numbers are drawn at the end, so that the others stay the same.
+    """Draw random parameters. Each parameter has its own random number, so that no option changes the others."""
+    # Numbers for new options must be drawn last, so that the existing options keep theirs.
     scale, down, right, flip, bright, brightness, contrast, saturation, *others = rng.random(13).tolist()
     hue, grayscale, blurred, blur, rotation = others
     return AugmentationParams(
@@ -156,7 +156,7 @@ def _axis_window(length: int, crop: int, scale: int, position: float) -> AxisWin
         start = int(position * (length - window + 1))
         source, target = slice(start, start + window), slice(0, crop)
     if (source.stop - source.start) * scale // UNIT == source.stop - source.start:
-        scale = UNIT  # interpolate does not resize an axis whose length stays the same; neither may the label
+        scale = UNIT  # interpolate does not resample an axis whose length stays the same, so the label must not either
     centers = 2 * np.arange(target.stop - target.start) + 1  # twice the center of each target pixel
     return AxisWindow(source, target, source.start + centers * UNIT // (2 * scale))
 

@@ -32,6 +32,26 @@ def save_labels(labels: NDArray[np.uint8], palette: Sequence[Color], path: Path,
     image = Image.fromarray(labels)
     colors = [value for color in palette for value in color]
     image.putpalette(colors + [0] * (3 * 256 - len(colors)))  # 256 entries: Pillow packs pixels of shorter palettes
+    _save_png(image, path, note)
+
+
+def save_source_values(
+    labels: NDArray[np.uint8], values: Sequence[int] | Sequence[Color], path: Path, note: str
+) -> None:
+    """Write labels as the training masks have them: a grayscale PNG of 8 or 16 bits, or an RGB PNG.
+
+    Args:
+        labels: class ids, (H, W).
+        values: value or color of class k at position k.
+        path: file name that ends in .png.
+        note: text stored in the file's metadata; Pillow returns it as image.info["caaseg"].
+    """
+    table = np.array(values)  # (K,) values, or (K, 3) colors
+    narrow = table.astype(np.uint8 if table.max() < 256 else np.uint16)
+    _save_png(Image.fromarray(narrow[labels]), path, note)
+
+
+def _save_png(image: Image.Image, path: Path, note: str) -> None:
     metadata = PngInfo()
     metadata.add_text("caaseg", note)
     with atomic_write(path) as temporary:
@@ -43,13 +63,15 @@ def exceeds_jpeg_limit(size: tuple[int, int]) -> bool:
     return max(size) > JPEG_MAX_SIDE
 
 
-def save_overlay(image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Color], path: Path) -> None:
-    """Write an image (3, H, W) uint8 under the colors of its labels (H, W)."""
+def save_overlay(
+    image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Color], path: Path, background: int | None = None
+) -> None:
+    """Write an image (3, H, W) uint8 under the colors of its labels (H, W); the background class is transparent."""
     pixels = image.permute(1, 2, 0).numpy()
     blended = np.empty_like(pixels)
     for top in range(0, len(pixels), ROWS_PER_BAND):  # in bands, because blending needs float32 temporaries
         rows = slice(top, top + ROWS_PER_BAND)
-        blended[rows] = overlay(pixels[rows], labels[rows], palette)
+        blended[rows] = overlay(pixels[rows], labels[rows], palette, background=background)
     with atomic_write(path) as temporary:
         Image.fromarray(blended).save(temporary, quality=JPEG_QUALITY, subsampling=0)  # keeps color edges sharp
 

@@ -67,7 +67,7 @@ def draw_panels(rows: Sequence[Row], columns: Sequence[str], *, classes: Legend,
             panel.imshow(pixels, interpolation="antialiased", aspect="auto")
             panel.axis("off")
             if title_height:
-                panel.set_title(title, fontsize=13, pad=5)
+                panel.set_title(title, fontsize=13 if max(map(len, columns)) < 25 else 11, pad=5)
             _draw_boxes(panel, row.boxes)
         top += height
         figure.text(0.002, 1 - (top + GAP) / total_height, row.caption, fontsize=10.5, color="#444444", va="top")
@@ -108,6 +108,8 @@ def _draw_boxes(panel: Axes, boxes: Sequence[Box]) -> None:
         panel.add_patch(frame)
 
 
-def label_panel(image: Tensor, labels: Tensor, palette: Sequence[Color]) -> NDArray[np.uint8]:
+def label_panel(
+    image: Tensor, labels: Tensor, palette: Sequence[Color], background: int | None = None
+) -> NDArray[np.uint8]:
     """Return an image (3, H, W) under the colors of labels or predictions (H, W), as a panel (H, W, 3)."""
-    return overlay(image.permute(1, 2, 0).numpy(), labels.numpy(), palette, OPACITY)
+    return overlay(image.permute(1, 2, 0).numpy(), labels.numpy(), palette, OPACITY, background)

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from caaseg.data.sample import Color, Sample
-from caaseg.drawing.overlays import class_legend, legend_patches, overlay
+from caaseg.drawing.overlays import background_class, class_legend, legend_patches, overlay
 
 WIDTH = 12.0  # inches
 PAIRS_PER_ROW = 2
@@ -14,8 +14,12 @@ LEGEND_COLUMNS = 6
 
 
 def draw_sheet(samples: Sequence[Sample], classes: Sequence[str], palette: Sequence[Color], title: str) -> Figure:
-    """Draw pairs of image and label overlay, two pairs per row. Ignored pixels are black in the overlay."""
+    """Draw pairs of image and label overlay, two pairs per row.
+
+    Ignored pixels are black, and a background class is transparent.
+    """
     legend = class_legend([sample.label for sample in samples], classes, palette)
+    background = background_class(classes)
     rows = -(-len(samples) // PAIRS_PER_ROW)
     max_aspect = max(sample.label.shape[0] / sample.label.shape[1] for sample in samples)
     row_height = WIDTH / (2 * PAIRS_PER_ROW) * max_aspect + 0.1
@@ -30,7 +34,7 @@ def draw_sheet(samples: Sequence[Sample], classes: Sequence[str], palette: Seque
         image = sample.image.permute(1, 2, 0).numpy()
         left.imshow(image, interpolation="antialiased")
         left.set_title(sample.name, fontsize=8, loc="left", pad=3)
-        right.imshow(overlay(image, sample.label.numpy(), palette), interpolation="antialiased")
+        right.imshow(overlay(image, sample.label.numpy(), palette, background=background), interpolation="antialiased")
     handles = legend_patches(legend)
     figure.legend(handles=handles, loc="outside lower left", ncols=LEGEND_COLUMNS, frameon=False, fontsize=9)
     return figure

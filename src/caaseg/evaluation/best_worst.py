@@ -21,11 +21,11 @@ class ScoredImage(NamedTuple):
 
 
 class BestWorstImages:
-    """Keeps the images with the highest and the lowest mean IoU. Images without a labeled pixel are skipped.
+    """Collect the images with the highest and the lowest mean IoU. Images without a labeled pixel are skipped.
 
     Args:
         num_classes: number of classes.
-        number: number of best and of worst images to keep.
+        number: maximum number of best images, and of worst images.
     """
 
     def __init__(self, num_classes: int, number: int = 3) -> None:
@@ -43,10 +43,10 @@ class BestWorstImages:
             matrix.update(labels, label)
             if not math.isnan(matrix.mean_iou):
                 self.images += 1
-                self._keep([ScoredImage(name, matrix.mean_iou, image, label, labels)])
+                self._add([ScoredImage(name, matrix.mean_iou, image, label, labels)])
 
     def gather(self) -> None:
-        """Merge the images of all processes, in each of them."""
+        """Merge the images of all processes; every process then has the same best and worst images."""
         if not (dist.is_available() and dist.is_initialized()):
             return
         others: list[Any] = [None] * dist.get_world_size()
@@ -54,20 +54,20 @@ class BestWorstImages:
         self.images, self._highest, self._lowest = 0, [], []
         for images, highest, lowest in others:
             self.images += images
-            self._keep([*highest, *lowest])
+            self._add([*highest, *lowest])
 
-    def _keep(self, images: list[ScoredImage]) -> None:
-        highest = {one.name: one for one in (*self._highest, *images)}.values()
-        lowest = {one.name: one for one in (*self._lowest, *images)}.values()
-        self._highest = sorted(highest, key=lambda one: (-one.mean_iou, one.name))[: self.number]
-        self._lowest = sorted(lowest, key=lambda one: (one.mean_iou, one.name))[: self.number]
+    def _add(self, images: list[ScoredImage]) -> None:
+        highest = {scored.name: scored for scored in (*self._highest, *images)}.values()
+        lowest = {scored.name: scored for scored in (*self._lowest, *images)}.values()
+        self._highest = sorted(highest, key=lambda scored: (-scored.mean_iou, scored.name))[: self.number]
+        self._lowest = sorted(lowest, key=lambda scored: (scored.mean_iou, scored.name))[: self.number]
 
     @property
     def best(self) -> list[ScoredImage]:
-        """The best images, best first. With few images the better half, so that no image is both."""
+        """The best images, best first. With few images, only the better half: no image is both best and worst."""
         return self._highest[: (self.images + 1) // 2]
 
     @property
     def worst(self) -> list[ScoredImage]:
-        """The worst images, worst first."""
+        """The worst images, worst first. With few images, only the worse half."""
         return self._lowest[: self.images // 2]

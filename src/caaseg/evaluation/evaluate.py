@@ -71,8 +71,8 @@ def evaluate(
     its share of the images and all return the whole result.
 
     Args:
-        model: a model, or a Predictor with other settings than the default.
-        dataset: the images and labels.
+        model: a model, or a Predictor to change the settings of prediction.
+        dataset: images and labels to score.
         boundary: also compute boundary IoU.
         metrics: further metrics, each a class or function called with the number of classes and the device.
         batch_size: images per batch; above 1 all images must have the same size.
@@ -131,7 +131,7 @@ def _predict(predictor: Predictor, batch: Batch) -> Tensor:
 
 
 def check_classes(num_classes: int, dataset: SegmentationDataset) -> None:
-    """Raise CaasegError if a model has another number of classes than a dataset."""
+    """Raise CaasegError if the numbers of classes of a model and a dataset differ."""
     if num_classes != len(dataset.classes):
         names = ", ".join([*dataset.classes[:3], *(["..."] if len(dataset.classes) > 3 else [])])
         raise CaasegError(

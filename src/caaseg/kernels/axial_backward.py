@@ -38,8 +38,8 @@ def attend_lines_backward(
     Args:
         keys, values, gate, rows: as passed to `attend_lines`.
         stats: as returned by `attend_lines`.
-        grad: of the output, (N, C, H, W), channels last in memory.
-        grad_pooled: of the pooled output, (N, L, C), or None.
+        grad: gradient of the output, (N, C, H, W), channels last in memory.
+        grad_pooled: gradient of the pooled output, (N, L, C), or None.
     """
     n, c = values.shape[:2]
     d = keys.shape[1]

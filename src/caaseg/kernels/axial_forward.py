@@ -79,7 +79,7 @@ def attend_lines(
         keys: queries and keys, (N, D, H, W), channels last in memory, like all maps.
         values: (N, C, H, W).
         gate: factor per line and channel of the output, (N, lines, C), or None.
-        rows: attend along rows, otherwise along columns.
+        rows: True to attend along rows, False to attend along columns.
         pool: whether to average the output over lines.
 
     Returns:
@@ -124,7 +124,7 @@ def attend_lines(
 
 
 def _channels_per_program(num_lines: int, channels: int, block: int) -> int:
-    """Return all channels, so that weights are computed once per line, or fewer if that leaves a GPU underused."""
+    """Return all channels, so that weights are computed once per line, or fewer if a GPU needs more programs."""
     program_c = ceil_div(channels, block) * block
     while program_c % (2 * block) == 0 and num_lines * ceil_div(channels, program_c) < 512:
         program_c //= 2

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from caaseg.kernels.common import ceil_div, jit, next_power_of_2, on_device, raise_if_double_backward
 
-NUM_PROGRAMS = 264  # of kernels that sum: two per multiprocessor of a large GPU
+NUM_PROGRAMS = 264  # programs of a summing kernel: two per multiprocessor of a large GPU
 TILE_ELEMENTS = 4096
 UNROLL = 4  # tiles that a summing program loads at a time
-TILES_PER_PROGRAM = 8  # of elementwise kernels
+TILES_PER_PROGRAM = 8  # in elementwise kernels
 
 
 def batch_norm(
@@ -43,7 +43,10 @@ def batch_norm(
         weight, bias, running_mean, running_var: (C,).
         momentum, eps: as in `torch.nn.BatchNorm2d`.
         relu: whether to apply ReLU.
-        duplicate: return the result twice. Its two gradients are then summed inside the backward kernels.
+        duplicate: return the result twice. The backward kernels then sum its two gradients.
+
+    Returns:
+        The result, (N, C, H, W), or a tuple of two such tensors with `duplicate`.
     """
     options = (momentum, eps, relu, duplicate)
     return _BatchNorm.apply(features, residual, weight, bias, running_mean, running_var, *options)  # type: ignore[no-untyped-call]
@@ -98,7 +101,7 @@ class _BatchNorm(torch.autograd.Function):
         layout = Layout(features)
         rows, c = layout.rows, layout.channels
         parts, sums, grad_features = layout.new_parts(features), torch.empty_like(moments), torch.empty_like(features)
-        # The gradient of the residual is the masked incoming gradient; without ReLU it is the incoming one itself.
+        # The gradient of the residual is the incoming gradient, masked if there is a ReLU.
         has_mask = ctx.has_residual and ctx.relu
         if grad2 is not None and not has_mask:
             grad, grad2 = grad + grad2, None
@@ -194,7 +197,7 @@ def moments_kernel(
         total += tile
         squares += tile * tile
     count = tl.minimum(program_rows, rows - part * program_rows)
-    offset = tl.sum(total, 0) / count  # of the mean from x0
+    offset = tl.sum(total, 0) / count  # difference between the mean and x0
     address = parts + part * channels + offs_c
     x0 = _load_channels(features + (part * program_rows).to(tl.int64) * channels, offs_c, channels)
     tl.store(address, x0 + offset, offs_c < channels)
@@ -252,7 +255,7 @@ def merge_moments_kernel(
 def _load_scales(
     moments: tl.tensor, weight: tl.tensor, bias: tl.tensor, offs_c: tl.tensor, channels: tl.tensor
 ) -> tl.tensor:
-    """Load mean, 1 / std, weight and bias. Called before loops with stores, which would make the compiler reload."""
+    """Load mean, 1 / std, weight and bias. Call it before a loop: the compiler would reload them after each store."""
     return (
         _load_channels(moments, offs_c, channels)[None, :],
         _load_channels(moments + channels, offs_c, channels)[None, :],

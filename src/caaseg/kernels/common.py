@@ -18,7 +18,7 @@ jit: Callable[[Callable[..., Any]], Any] = triton.jit  # typed: mypy skips trito
 
 
 def raise_if_double_backward(alternative: str) -> None:
-    """Raise if a backward pass is being recorded (create_graph=True): torch would silently drop its gradient."""
+    """Raise if autograd records a backward pass (create_graph=True): torch would silently drop its gradient."""
     if torch.is_grad_enabled():
         raise RuntimeError(f"gradients of GPU kernels cannot be differentiated again; {alternative}")
 
@@ -85,7 +85,7 @@ def dot(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @jit
 def dot_float32(a: tl.tensor, b: tl.tensor) -> tl.tensor:
-    """Return the product of a float32 matrix and one of any dtype, without rounding the first to the other's dtype."""
+    """Return the product of a float32 matrix and a matrix of any dtype, without rounding the first to that dtype."""
     exact: tl.constexpr = b.dtype == tl.float32
     return tl.dot(a, b.to(tl.float32), input_precision="ieee" if exact else "tf32x3")
 

@@ -1,8 +1,8 @@
 """Cross entropy of coarse logits against fine labels, without upsampling the logits in memory.
 
 A feature covers 8 x 8 or 16 x 16 pixels. Upsampled in float32, the logits of a batch of 16 crops of 513 x 513 in 59
-classes take a gigabyte, and their softmax and gradients as much again each. The kernel interpolates the logits of each
-pixel on the fly and sums the gradients of a line of pixels into those of the neighboring coarse features. The remaining
+classes take a gigabyte, and so do their softmax and their gradients. The kernel interpolates the logits of each pixel
+on the fly and adds the gradients of a line of pixels to the gradients of the neighboring coarse features. The remaining
 sum over lines is a product with the interpolation matrix.
 
 No two programs write to the same address, so losses and gradients are deterministic.
@@ -29,7 +29,10 @@ def upsampled_cross_entropy(
         labels: class ids or `ignore_index`, (N, H, W).
         weights: factor per class, (K,) float32, or None.
         ignore_index: label of pixels without loss, not negative.
-        label_smoothing: probability that the target spreads over all classes, as in torch's cross_entropy.
+        label_smoothing: share of the target that is spread over all classes, as in torch's cross_entropy.
+
+    Returns:
+        The sum of the losses of all pixels, a scalar in float32.
     """
     loss: Tensor = _UpsampledCrossEntropy.apply(  # type: ignore[no-untyped-call]
         logits, labels, weights, ignore_index, label_smoothing
@@ -38,7 +41,7 @@ def upsampled_cross_entropy(
 
 
 class _UpsampledCrossEntropy(torch.autograd.Function):
-    """Computes the gradient together with the loss: it is no larger than the coarse logits, all that is saved."""
+    """Compute the gradient together with the loss, and save only the gradient, which is as large as the logits."""
 
     @staticmethod
     def forward(
@@ -72,7 +75,7 @@ class _UpsampledCrossEntropy(torch.autograd.Function):
 
 
 def block_sizes(classes: int) -> dict[str, int]:
-    """Return pixels per tile, classes per tile and warps, mostly 16 to 32 logits per thread."""
+    """Return pixels per tile, classes per tile and warps, for 16 to 32 logits per thread in most cases."""
     block_k = max(16, next_power_of_2(classes))
     return {"block_x": max(16, min(64, 4096 // block_k)), "block_k": block_k, "num_warps": 2 if block_k == 16 else 4}
 

@@ -1,6 +1,6 @@
 """Channel gates: Triton kernels and their launches.
 
-`gate_mlp` runs all layers of a channel gate for pooled features in one launch, its backward pass takes two.
+`gate_mlp` runs all layers of a channel gate for pooled features in one launch. Its backward pass takes two launches.
 `scale_columns` multiplies a map with the gate of its image columns.
 
 Names: offs_p are positions of pooled features, offs_c channels, offs_w units of a hidden layer.
@@ -29,8 +29,8 @@ def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: b
 
     Args:
         pooled: (N, L, C).
-        weights: of each linear layer, (U, C), (U, U) each, (C, U).
-        slope: of the leaky ReLU below zero.
+        weights: weights of the linear layers: first layer (U, C), hidden layers (U, U), last layer (C, U).
+        slope: slope of the leaky ReLU below zero.
         save_states: whether to return the hidden states, for the backward pass.
 
     Returns:
@@ -112,7 +112,7 @@ def gate_kernel(
     channels: tl.tensor,
     width: tl.tensor,
     slope: tl.tensor,
-    layers: tl.constexpr,  # of `hidden`
+    layers: tl.constexpr,  # length of `hidden`
     save_states: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
@@ -165,7 +165,7 @@ def gate_backward_kernel(
     channels: tl.tensor,
     width: tl.tensor,
     slope: tl.tensor,
-    layers: tl.constexpr,  # of `hidden`
+    layers: tl.constexpr,  # length of `hidden`
     block: tl.constexpr,
     block_c: tl.constexpr,
     block_w: tl.constexpr,
@@ -202,11 +202,11 @@ def gate_weights_kernel(
     states: tl.tensor,  # (layers + 1, num_positions, width)
     grad_logits: tl.tensor,  # (num_positions, C)
     grad_states: tl.tensor,  # (layers + 1, num_positions, width)
-    grads: tl.tensor,  # of the weights of all layers, concatenated: (width, C), (width, width) each, (C, width)
+    grads: tl.tensor,  # gradients of all weights, concatenated: (width, C), (width, width) each, (C, width)
     num_positions: tl.tensor,
     channels: tl.tensor,
     width: tl.tensor,
-    layers: tl.constexpr,  # of `hidden`
+    layers: tl.constexpr,  # length of `hidden`
     block: tl.constexpr,
     block_p: tl.constexpr,
 ) -> None:

@@ -5,6 +5,7 @@ An output stride of 8 or 16 is reached by dilating the later stages instead of s
 
 import difflib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -38,22 +39,22 @@ class Features(NamedTuple):
     """Output of a backbone."""
 
     coarse: Tensor  # (N, coarse_channels, H/stride, W/stride), for the head
-    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without one
+    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
 
 
 class Pyramid(NamedTuple):
     """Output of a timm backbone for a neck."""
 
     levels: tuple[Tensor, ...]  # (N, C, H/stride, W/stride), from fine to coarse
-    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without one
+    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
 
 
 class Backbone(nn.Module):
-    """Protocol of backbones. `create_model` accepts any module with these and `forward(images) -> Features`."""
+    """Protocol of backbones: `create_model` accepts modules with these attributes and `forward(images) -> Features`."""
 
     coarse_channels: int
     fine_channels: int | None
-    """None if `Features.fine` is None."""
+    """Channels of `Features.fine`; None if that is None."""
     mean: tuple[float, ...]
     """RGB mean that images are normalized with, for values from 0 to 1."""
     std: tuple[float, ...]
@@ -104,11 +105,11 @@ class TimmBackbone(Backbone):
         multi_grid: dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4).
         variant: "authors" is the ResNet of the paper's code, see `resnet_authors`. No ImageNet weights in PyTorch are
             published for it.
-        dilation: rate of a block whose stride is removed to reach the output stride. "authors" gives it the new rate
-            already, "timm" the previous one, and the new rate to the blocks after it. None is "authors" for the
-            authors' variant, and "timm" otherwise.
+        dilation: rate of a block whose stride is removed to reach the output stride. "authors" gives this block the
+            new rate. "timm" gives it the previous rate, and the new rate to the blocks after it. None selects "authors"
+            for the authors' variant, and "timm" for the standard variant.
         top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
-            activation, like the paper's code: 2,560 channels for B7. Otherwise they come from the last block.
+            activation, like the paper's code: 2,560 channels for B7. If False, take them after the last block.
         pyramid: strides of feature maps to return as a `Pyramid`, for a neck; nothing is dilated then.
         with_fine: whether to return the stride-4 features.
         hub_weights: download timm's ImageNet weights.
@@ -160,8 +161,8 @@ class TimmBackbone(Backbone):
         reductions, channels = net.feature_info.reduction(), net.feature_info.channels()
         if with_fine and FINE_STRIDE not in reductions:
             raise CaasegError(
-                f"backbone {name} has features of strides {reductions}, none of {FINE_STRIDE}; "
-                "the decoder needs one: use decoder=False or another backbone"
+                f"backbone {name} has features of strides {reductions}; the decoder needs stride {FINE_STRIDE}: use "
+                "decoder=False or another backbone"
             )
         self.fine_index = reductions.index(FINE_STRIDE) if with_fine else None
         self.fine_channels = channels[self.fine_index] if self.fine_index is not None else None
@@ -185,7 +186,7 @@ class TimmBackbone(Backbone):
         return Features(coarse, None if self.fine_index is None else features[self.fine_index])
 
     def _forward_split(self, images: Tensor) -> Features:
-        """The authors' variant leaves stride 4 in the last block of its first stage: the fine features precede it."""
+        """Run the authors' variant: the last block of its first stage has stride 2, so fine features precede it."""
         net = self.net
         x = net.maxpool(net.act1(net.bn1(net.conv1(images))))
         fine = net.layer1[:-1](x)
@@ -198,15 +199,15 @@ def _indices(name: str, reductions: list[int], strides: Sequence[int]) -> list[i
     missing = [stride for stride in strides if stride not in reductions]
     if missing:
         raise CaasegError(
-            f"backbone {name} has features of strides {reductions}, none of {missing[0]}; the neck needs one: use "
-            "another backbone, or no neck"
+            f"backbone {name} has features of strides {reductions}; the neck needs stride {missing[0]}: use another "
+            "backbone, or no neck"
         )
     return [reductions.index(stride) for stride in strides]
 
 
 def _create(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
     """Return the timm model with dilated stages, or raise an error that lists the alternatives."""
-    _create_on_meta(name, output_stride, stages)
+    _check_stride(name, output_stride, stages)
     try:
         return _create_truncated(name, output_stride, stages, **options)
     except Exception as error:
@@ -220,16 +221,24 @@ def _create(name: str, output_stride: int, stages: int | None, **options: Any) -
 
 
 def _create_truncated(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
-    """Return the timm model up to a stage, without a check of its stride."""
+    """Return the timm model up to a stage, without checking its stride."""
     if stages is not None:
         options["out_indices"] = _out_indices(name, stages)
     net: Any = timm.create_model(name, features_only=True, output_stride=output_stride, **options)
     if stages is not None and isinstance(net, EfficientNetFeatures | MobileNetV3Features):
         used = net.feature_info.get_dicts()[-1]["stage"]
-        net.blocks = nn.Sequential(*list(net.blocks)[:used])  # timm would compute the others too
+        net.blocks = nn.Sequential(*list(net.blocks)[:used])  # timm would compute the later blocks too
     return net
 
 
+@cache
+def _create_on_meta(name: str, output_stride: int, stages: int | None = None) -> Any:
+    """Return the timm model on the meta device, to read only: it is created once."""
+    with torch.device("meta"):
+        return _create_truncated(name, output_stride, stages).eval()
+
+
+@cache
 def _out_indices(name: str, stages: int) -> tuple[int, ...]:
     """Return timm's indices of the feature maps up to the end of a stage."""
     with torch.device("meta"):
@@ -246,41 +255,39 @@ def _out_indices(name: str, stages: int) -> tuple[int, ...]:
     return tuple(level for level in levels if level <= ends[stages - 1])
 
 
-def _create_on_meta(name: str, output_stride: int, stages: int | None = None) -> Any:
-    """Return the timm model on the meta device, after a check that it has the stride."""
+def _check_stride(name: str, output_stride: int, stages: int | None = None) -> None:
+    """Raise an error unless timm has the model with this stride."""
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() names them all"
+        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() returns all names"
         raise CaasegError(f"backbone {name!r} is not a timm model; {hint}")
-    if (net := _create_if_supported(name, output_stride, stages)) is None:
-        if stages is not None and _create_if_supported(name, output_stride) is not None:
-            _out_indices(name, stages)  # has a message of its own
-        strides = [stride for stride in (8, 16, 32) if _create_if_supported(name, stride, stages) is not None]
-        able = f"it supports {', '.join(map(str, strides))}" if strides else "it supports none of 8, 16 and 32"
-        what = f"backbone {name}" if stages is None else f"backbone {name} with stages={stages}"
-        raise CaasegError(f"{what} does not support output stride {output_stride}; {able}")
-    return net
+    if not _has_stride(name, output_stride, stages):
+        if stages is not None and _has_stride(name, output_stride):
+            _out_indices(name, stages)  # raises a more specific error
+        strides = [stride for stride in (8, 16, 32) if _has_stride(name, stride, stages)]
+        supported = ", ".join(map(str, strides)) or "none of 8, 16 and 32"
+        backbone = f"backbone {name}" if stages is None else f"backbone {name} with stages={stages}"
+        raise CaasegError(f"{backbone} does not support output stride {output_stride}; it supports {supported}")
 
 
-def _create_if_supported(name: str, output_stride: int, stages: int | None = None) -> Any:
+@cache
+def _has_stride(name: str, output_stride: int, stages: int | None = None) -> bool:
     try:
-        with torch.device("meta"):
-            net = _create_truncated(name, output_stride, stages)
-            features = net(torch.empty(1, 3, 64, 64))
+        net = _create_on_meta(name, output_stride, stages)
+        features = net(torch.empty(1, 3, 64, 64, device="meta"))
     except Exception:  # models raise many types for strides and sizes that they do not support
-        return None
+        return False
     expected = (net.feature_info.channels()[-1], 64 // output_stride, 64 // output_stride)
-    return net if tuple(features[-1].shape[1:]) == expected else None
+    return tuple(features[-1].shape[1:]) == expected
 
 
 def unused_names(backbone: TimmBackbone) -> set[str]:
     """Return the names of a timm model's tensors that a backbone does not use: its classifier and unused stages."""
     stride = backbone.output_stride if backbone.pyramid_indices is None else 32
     standard = _create_on_meta(backbone.name, stride, backbone.stages).state_dict()
-    ours = {**standard, **backbone.net.state_dict()}  # other names of the authors' variant are errors, not unused
+    ours = {**standard, **backbone.net.state_dict()}  # a standard tensor that the authors' variant lacks is an error
     with torch.device("meta"):
-        features = _create_truncated(backbone.name, stride, None)
-        whole = [*timm.create_model(backbone.name).state_dict(), *features.state_dict()]
+        whole = [*timm.create_model(backbone.name).state_dict(), *_create_on_meta(backbone.name, stride).state_dict()]
     return {key for key in whole if flat_name(key, ours) not in ours}
 
 
@@ -291,9 +298,7 @@ def flat_name(name: str, ours: Mapping[str, Tensor]) -> str:
 
 
 def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
-    with torch.device("meta"):
-        original = _create_truncated(name, 32, stages)
-    blocks, originals = residual_blocks(net), residual_blocks(original)
+    blocks, originals = residual_blocks(net), residual_blocks(_create_on_meta(name, 32, stages))
     rates = [convolution.dilation[0] for block in blocks for convolution in spatial_convolutions(block)]
     dilate_from_removed_strides(blocks, originals)
     if not rates or spatial_convolutions(blocks[-1])[-1].dilation[0] != rates[-1]:
@@ -305,19 +310,25 @@ def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
 def _add_top(net: Any, name: str, *, pretrained: bool) -> None:
     """Add the layers between the last block and the pooling of an EfficientNet to its feature network."""
     if not isinstance(net, EfficientNetFeatures):
-        raise CaasegError(f"backbone {name} is not an EfficientNet, which top_features needs; leave it out")
+        raise CaasegError(
+            f"backbone {name} is not an EfficientNet, which top_features needs; use an EfficientNet, or leave out "
+            "top_features"
+        )
     whole: Any = timm.create_model(name, pretrained=pretrained)
     net.conv_head, net.bn2 = whole.conv_head, whole.bn2
 
 
-def _check_resnet(name: str, output_stride: int, what: str) -> None:
-    """Raise an error unless the network is a plain ResNet."""
+def _check_resnet(name: str, output_stride: int, option: str) -> None:
+    """Raise an error unless the network is a plain ResNet, which an option needs."""
+    _check_stride(name, output_stride)
     net = _create_on_meta(name, output_stride)
     blocks = [block for stage in range(1, 5) for block in getattr(net, f"layer{stage}", ())]
     plain = {type(block) for block in blocks} <= {BasicBlock, Bottleneck}
     shortcuts = [block.downsample for block in blocks if plain and block.downsample is not None]
     if not blocks or not plain or not all(isinstance(shortcut[0], nn.Conv2d) for shortcut in shortcuts):
-        raise CaasegError(f"backbone {name} is not a plain ResNet, which {what} needs; leave it out")
+        raise CaasegError(
+            f"backbone {name} is not a plain ResNet, which {option} needs; use a ResNet, or leave out {option}"
+        )
 
 
 def _apply_multi_grid(net: Any, grid: tuple[int, ...], name: str) -> None:

@@ -18,11 +18,11 @@ MAX_SIZES = 16
 """Maximum number of image sizes that one model captures; each holds memory for images and coarse logits."""
 
 CAPTURE_MODE = "thread_local"
-"""By default a capture fails if any other thread allocates memory, such as the one that pins the next images."""
+"""By default a capture fails if another thread allocates memory, such as the thread that pins the next images."""
 
 
 class _Flat(nn.Module):
-    """Return the coarse prediction as a tuple of tensors, which is all that torch captures."""
+    """Return the coarse prediction as a tuple of tensors, the only type of output that torch captures."""
 
     def __init__(self, model: Segmenter, context: Callable[[], AbstractContextManager[Any]]) -> None:
         super().__init__()
@@ -41,17 +41,20 @@ class _Flat(nn.Module):
 def capture_coarse(
     model: Segmenter, images: Tensor, context: Callable[[], AbstractContextManager[Any]]
 ) -> Callable[[Tensor], Prediction]:
-    """Return `model.coarse` for images of one size with forward and backward captured. Each call overwrites its output.
+    """Capture forward and backward pass of `model.coarse` for images of one size.
 
     Args:
-        model: on a GPU, in its final mode.
+        model: model on a GPU, in its final mode.
         images: example of the size of all later images, (N, 3, H, W).
         context: context of the forward pass, such as autocast.
+
+    Returns:
+        The replacement of `model.coarse`. Each call overwrites the output of the previous call.
     """
     # A graph accumulates gradients on its own stream, which torch would warn about.
-    quiet = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
-    if quiet is not None:
-        quiet(False)
+    set_warning = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+    if set_warning is not None:
+        set_warning(False)
     with preserve_state(model):
         with torch.no_grad(), context():
             names = list(model.coarse(images).branches)
@@ -91,7 +94,7 @@ class CapturedModel(nn.Module):
     On a CPU, in training mode or with gradients enabled it calls the model itself.
 
     Args:
-        model: in its final mode, with weights that are not moved afterwards.
+        model: model in its final mode; do not move its weights afterwards.
     """
 
     def __init__(self, model: Segmenter) -> None:

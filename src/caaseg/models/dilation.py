@@ -25,12 +25,12 @@ def residual_blocks(net: Any) -> list[nn.Module]:
 
 
 def dilate_from_removed_strides(blocks: Sequence[nn.Module], originals: Sequence[nn.Module]) -> None:
-    """Give a block whose stride was removed the new dilation rate already, like the authors.
+    """Set the dilation rates of the authors' code: a block whose stride was removed has the new rate already.
 
-    timm gives such a block the rate before it, and the new rate to the blocks after it.
+    timm gives such a block the previous rate, and the new rate to the blocks after it.
 
     Args:
-        blocks: of the dilated network.
+        blocks: blocks of the dilated network.
         originals: the same blocks of the network with all its strides.
     """
     rate = 1

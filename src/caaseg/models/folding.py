@@ -18,13 +18,13 @@ from caaseg.models.backbones import BasicBlock, Bottleneck
 from caaseg.models.fused_norm import has_fused_batch_norm
 from caaseg.models.segmenter import Segmenter
 
-CACHED_WEIGHTS = 2_500_000  # of a convolution, that fit the caches of a CPU
+CACHED_WEIGHTS = 2_500_000  # number of weights of a convolution that fit into the caches of a CPU
 
 
 def fold_batch_norm(model: Segmenter) -> Segmenter:
-    """Return a copy for inference only, in evaluation mode, with the same outputs up to rounding."""
+    """Return a copy of a model for inference only, in evaluation mode, with the same outputs up to rounding."""
     model = (model.rebuild() if has_fused_batch_norm(model) else copy.deepcopy(model)).eval()
-    if has_fused_batch_norm(model):  # a backbone module of the user's own, which cannot be rebuilt
+    if has_fused_batch_norm(model):  # in a user-defined backbone module, which cannot be rebuilt
         return model
     names = {module: name for name, module in model.named_modules()}
     for convolution, norm, activation in _chains(model):
@@ -79,14 +79,14 @@ class ReLUConvolution(nn.Module):
         """Return the weights in 16 bits, converted once instead of in every call."""
         if torch.compiler.is_compiling():
             return self.weight.to(dtype), self.bias.to(dtype)
-        known = self._narrow
-        if known is None or known[0].dtype != dtype or known[0].device != self.weight.device:
-            known = self._narrow = self.weight.to(dtype), self.bias.to(dtype)
-        return known
+        cached = self._narrow
+        if cached is None or cached[0].dtype != dtype or cached[0].device != self.weight.device:
+            cached = self._narrow = self.weight.to(dtype), self.bias.to(dtype)
+        return cached
 
 
 def _convolve(features: Tensor, weight: Tensor, bias: Tensor, geometry: "Geometry") -> Tensor:
-    """Convolve; on a CPU a part of the output channels at a time if the weights exceed the caches.
+    """Convolve. On a CPU, if the weights exceed the caches, compute a part of the output channels at a time.
 
     The 3 x 3 convolution from 2048 to 512 channels at the entry of heads took 352 instead of 412 ms on two cores.
     """
@@ -116,7 +116,7 @@ def _on_gpu(
     dilation: list[int],
     groups: int,
 ) -> Tensor:
-    """relu(convolution + bias + added) in one kernel."""
+    """Compute relu(convolution + bias + added) in one kernel."""
     if added is None:
         return torch.cudnn_convolution_relu(features, weight, bias, stride, padding, dilation, groups)
     return torch.cudnn_convolution_add_relu(features, weight, added, 1.0, bias, stride, padding, dilation, groups)
@@ -141,7 +141,7 @@ def _shape(
 
 
 class PlainBlock(nn.Module):
-    """A residual block of a ResNet: a sequence of convolutions, the last one fused with the sum."""
+    """A residual block of a ResNet: a sequence of convolutions, the last convolution fused with the sum."""
 
     def __init__(self, convolutions: list[ReLUConvolution], shortcut: nn.Module | None) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class PlainBlock(nn.Module):
 
 
 def _as_plain_block(block: nn.Module) -> PlainBlock | None:
-    """Return a folded residual block as a PlainBlock; None if it is something else, or has other layers."""
+    """Return a folded residual block as a PlainBlock; None for other modules, and for blocks with further layers."""
     if type(block) not in (BasicBlock, Bottleneck):
         return None
     parts: Any = block
@@ -178,7 +178,7 @@ def _as_plain_block(block: nn.Module) -> PlainBlock | None:
 
 
 def _take_bias(last: nn.Conv2d, shortcut: nn.Module | None) -> None:
-    """Move the bias of the shortcut's convolution to the convolution it is added to, which saves a pass."""
+    """Add the bias of the shortcut's convolution to the bias of the last convolution, which saves an addition."""
     parts = [] if shortcut is None else [part for part in shortcut.modules() if not list(part.children())]
     parts = [part for part in parts if not isinstance(part, nn.Identity)]
     if parts and isinstance(parts[-1], nn.Conv2d) and parts[-1].bias is not None and last.bias is not None:
@@ -193,20 +193,20 @@ class _Output(NamedTuple):
 
 
 def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU | None]]:
-    """Return the convolutions whose output goes into a batch norm only, with the batch norm and the ReLU after it."""
-    made: dict[int, _Output] = {}  # by id of the output
-    read: dict[nn.Module, list[nn.Module]] = {}  # modules that read the output of a module
+    """Return the convolutions whose only reader is a batch norm, with this batch norm and the ReLU after it."""
+    outputs: dict[int, _Output] = {}  # by id of the output
+    readers: dict[nn.Module, list[nn.Module]] = {}  # modules that read the output of a module
     calls: dict[nn.Module, int] = {}
 
     def after(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         calls[module] = calls.get(module, 0) + 1
         if isinstance(module, nn.Identity):
             return
-        maker = made.get(id(inputs[0])) if inputs else None
-        if maker is not None and maker.version == _version(module, inputs[0]):
-            read.setdefault(maker.module, []).append(module)
+        source = outputs.get(id(inputs[0])) if inputs else None
+        if source is not None and source.version == _version(module, inputs[0]):
+            readers.setdefault(source.module, []).append(module)
         if isinstance(module, nn.Conv2d | nn.BatchNorm2d):
-            made[id(output)] = _Output(module, output, output._version)
+            outputs[id(output)] = _Output(module, output, output._version)
 
     leaves = [module for module in model.modules() if not list(module.children()) or isinstance(module, nn.BatchNorm2d)]
     hooks = [module.register_forward_hook(after) for module in leaves]
@@ -219,25 +219,25 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
             hook.remove()
 
     def only_reader(module: nn.Module) -> nn.Module | None:
-        readers = read.get(module, [])
-        return readers[0] if len(readers) == 1 and calls[module] == calls[readers[0]] == 1 else None
+        found = readers.get(module, [])
+        return found[0] if len(found) == 1 and calls[module] == calls[found[0]] == 1 else None
 
-    found = []
-    for convolution in [module for module in read if isinstance(module, nn.Conv2d)]:
+    chains = []
+    for convolution in [module for module in readers if isinstance(module, nn.Conv2d)]:
         norm = only_reader(convolution)
         if isinstance(norm, nn.BatchNorm2d):
             activation = only_reader(norm) if type(convolution) is nn.Conv2d else None
             # In place: nothing else can have read the tensor before ReLU.
             if not (isinstance(activation, nn.ReLU) and activation.inplace and convolution.padding_mode == "zeros"):
                 activation = None
-            found.append((convolution, norm, activation))
-    return found
+            chains.append((convolution, norm, activation))
+    return chains
 
 
-def _version(module: nn.Module, given: Tensor) -> int:
-    """Return the version of a module's input before the module itself changed it."""
-    changes_it = isinstance(module, nn.ReLU) and module.inplace
-    return given._version - changes_it
+def _version(module: nn.Module, features: Tensor) -> int:
+    """Return the version that the input of a module had before the module changed it in place."""
+    is_in_place = isinstance(module, nn.ReLU) and module.inplace
+    return features._version - is_in_place
 
 
 def _activation_of(norm: nn.BatchNorm2d) -> nn.Module:

@@ -11,10 +11,10 @@ from caaseg.models.backbones import BasicBlock, Bottleneck, FeatureDictNet
 
 
 def fuse_batch_norm(model: nn.Module) -> None:
-    """Use the fused operator for batch normalization in training on a GPU; in place, weights keep their names.
+    """Replace batch normalization by the fused operator for training on a GPU, in place; weights keep their names.
 
-    The model computes as before in evaluation, on a CPU, compiled, with synchronized batch normalization, or for maps
-    that are not channels last in memory.
+    The model still uses torch's own operators in evaluation mode, on a CPU, compiled, with synchronized batch
+    normalization, or for maps that are not channels last in memory.
     """
     for parent in list(model.modules()):
         if type(parent) in (BasicBlock, Bottleneck):
@@ -50,7 +50,7 @@ class FusedBatchNorm(nn.BatchNorm2d):
     relu: bool
 
     def forward(self, features: Tensor, residual: Tensor | None = None, duplicate: bool = False) -> Any:
-        """Return the result, (N, C, H, W); twice with `duplicate`, for two consumers with summed gradients."""
+        """Return the result, (N, C, H, W); twice with `duplicate`, for two consumers whose gradients are summed."""
         if self._can_fuse(features, residual):
             from caaseg.kernels.batch_norm import batch_norm
 

@@ -1,6 +1,6 @@
-"""Size at which a model predicts an image: the size of its training images, unless another one is requested."""
+"""Size at which a model predicts an image: the size of its training images, unless the user requests another size."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -51,7 +51,7 @@ def with_short_side(size: Size, length: int) -> Size:
 
 
 def check_image_size(setting: object) -> None:
-    """Raise CaasegError if a value is no image size."""
+    """Raise CaasegError if a value is not a valid image size."""
     sides = (setting, setting) if isinstance(setting, int) else setting
     is_size = isinstance(sides, tuple) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
     if setting not in ("auto", "native") and not is_size:
@@ -82,9 +82,3 @@ def resized_parts(scores: Tensor, size: Size) -> Iterator[Part]:
         lines = torch.lerp(scores[:, above], scores[:, (above + 1).clamp(max=height - 1)], fraction)  # (K, r, w)
         shape = (len(rows), size[1])
         yield Part(part, slice(0, size[1]), interpolate(lines[None], shape, mode="bilinear", align_corners=False)[0])
-
-
-def measure_short_sides(sizes: Sequence[Size]) -> ShortSides:
-    """Return smallest, median and largest short side of images."""
-    sides = sorted(min(size) for size in sizes)
-    return ShortSides(sides[0], sides[len(sides) // 2], sides[-1])

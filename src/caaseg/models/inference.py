@@ -8,14 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from caaseg.config import Color, OutputStride
+from caaseg.config import Color, MaskValues, OutputStride
 from caaseg.data.labels import distinct_colors
 from caaseg.errors import CaasegError
 from caaseg.files import hash_files
 from caaseg.models.cuda_graphs import CapturedModel
 from caaseg.models.folding import compile_for_inference, fold_batch_norm
 from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel, onnx_files
-from caaseg.models.saving import load_model
+from caaseg.models.saving import load_model, log_license
 from caaseg.models.segmenter import Segmenter, with_output_stride
 
 
@@ -27,8 +27,9 @@ class LoadedModel(NamedTuple):
     classes: tuple[str, ...] | None
     palette: tuple[Color, ...]
     digest: str  # SHA-256 of the settings and weights
-    source: str = ""  # path or hub id, as given
+    source: str = ""  # path or hub id, as passed by the caller
     output_stride: int | None = None  # None for an exported model
+    mask_values: MaskValues | None = None  # of the training masks, if known
 
 
 def prepare_for_inference(
@@ -44,7 +45,7 @@ def prepare_for_inference(
     Args:
         model: the model, which is not changed.
         device: where to run.
-        output_stride: another output stride than the model was trained with; None for its own.
+        output_stride: output stride, if different from that of training; None for its own.
         compile: use torch.compile, which takes about half a minute per image size.
         capture: capture CUDA graphs on a GPU; a CPU ignores it.
     """
@@ -76,21 +77,25 @@ def load_for_inference(
     Args:
         source: a run directory, the directory of a saved model, a hub id, or an exported .onnx file.
         device: where to run.
-        output_stride: another output stride than the model was trained with; not for .onnx files.
+        output_stride: output stride, if different from that of training; not for .onnx files.
         precision: compute precision that the caller will use; .onnx files have 32 only.
         compile: use torch.compile; not for .onnx files.
     """
     if source.lower().endswith(ONNX_SUFFIX):
         options = {"--output-stride": output_stride is not None, "--compiled": compile}
         options[f"--precision {precision}"] = precision != "32"
-        for option, given in options.items():
-            if given:
+        for option, is_set in options.items():
+            if is_set:
                 raise CaasegError(f"{source}: {option} does not apply to an exported model; leave it out")
         exported = OnnxModel(Path(source), device=device)
         digest = hash_files(*onnx_files(Path(source)))
         palette = exported.palette or distinct_colors(exported.num_classes)
-        return LoadedModel(exported, exported.num_classes, exported.classes, palette, digest, source)
+        values = exported.config.mask_values
+        return LoadedModel(
+            exported, exported.num_classes, exported.classes, palette, digest, source, mask_values=values
+        )
     model = load_model(source)
+    log_license(source, model.config)
     if output_stride is not None:
         model = with_output_stride(model, output_stride)
     config = model.config
@@ -101,13 +106,13 @@ def load_for_inference(
     network = prepare_for_inference(model, device=device, compile=compile)
     palette = config.palette or distinct_colors(config.num_classes)
     digest, stride = hashed.hexdigest(), config.output_stride
-    return LoadedModel(network, config.num_classes, config.classes, palette, digest, source, stride)
+    return LoadedModel(network, config.num_classes, config.classes, palette, digest, source, stride, config.mask_values)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an allocation failed. PyTorch's CPU allocator raises RuntimeError, so its messages decide."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # Of the allocator on Linux and on Windows, and of sizes whose number of bytes does not fit 64 bits.
+    # Messages of the allocator on Linux and Windows, and of tensors whose number of bytes does not fit into 64 bits.
     messages = ("allocate memory", "not enough memory", "Storage size calculation overflowed")
     return isinstance(error, RuntimeError) and any(message in str(error) for message in messages)

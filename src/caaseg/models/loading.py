@@ -8,6 +8,7 @@ from torch import nn
 
 from caaseg.models.onnx import ONNX_SUFFIX, OnnxModel
 from caaseg.models.saving import load_model as load_saved_model
+from caaseg.models.saving import log_license
 from caaseg.models.segmenter import Segmenter
 
 if TYPE_CHECKING:
@@ -41,4 +42,5 @@ def load_model(
     if str(source).lower().endswith(ONNX_SUFFIX):
         return OnnxModel(Path(source), device=device)
     model = load_saved_model(source, num_classes=num_classes, revision=revision, head=head, backbone=backbone)
+    log_license(source, model.config)
     return model.to(device)

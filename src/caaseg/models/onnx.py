@@ -40,7 +40,9 @@ class OnnxModel(Predictable):
             about: dict[str, Any] = json.loads(described["caaseg"])
             values = {key: about[key] for key in ("num_classes", "classes", "palette")}
             # The architecture is not stored: its fields have default values.
-            self.config = config = ModelConfig.read({**values, "short_sides": about.get("short_sides")})
+            optional = ("mask_values", "short_sides", "min_size", "license")
+            others = {key: about.get(key) for key in optional}
+            self.config = config = ModelConfig.read(values | others)
         except (KeyError, ValueError, TypeError, RecursionError) as error:
             raise CaasegError(
                 f"{path}: an ONNX model without the metadata of caaseg export ({error}); export the model again"

@@ -16,7 +16,7 @@ def resize(features: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def upsample_input(images: Tensor, factor: float) -> Tensor:
-    """Upsample images (N, C, H, W) by a factor of the distance between pixels, so that corners stay corners."""
+    """Upsample images (N, C, H, W) with aligned corners: the distance between two pixels is multiplied by a factor."""
     return images if factor == 1 else resize(images, [upsampled_side(side, factor) for side in images.shape[2:]])
 
 

@@ -1,4 +1,4 @@
-"""The ResNet of the paper's code (edwardyehuang/CAA, commit 74a1de8), made from timm's.
+"""The ResNet of the paper's code (edwardyehuang/CAA, commit 74a1de8), built from timm's ResNet.
 
 Its stem has three 3x3 convolutions (64, 64, 128). The stride of a stage is in its last block, whose identity shortcut
 is average-pooled. Strided layers pad like TensorFlow's SAME: sides of even length at the bottom and right only.

@@ -10,14 +10,15 @@ from typing import Any, overload
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from torch import Tensor, nn
 
-from caaseg.config import ModelConfig
+from caaseg.config import MaskValues, ModelConfig
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Color
-from caaseg.drawing.label_files import save_labels, save_overlay
-from caaseg.drawing.overlays import overlay
+from caaseg.drawing.label_files import save_labels, save_overlay, save_source_values
+from caaseg.drawing.legend import draw_legend
+from caaseg.drawing.overlays import background_class, overlay
 from caaseg.errors import CaasegError
 from caaseg.models.predictor import Predictor, read_pixels
 
@@ -41,6 +42,8 @@ class Result:
     """Stem of the file, or "image"."""
     probabilities: NDArray[np.float32] | None = None
     """Class probabilities, (K, H, W); None if not requested."""
+    mask_values: MaskValues | None = None
+    """Value or color of each class in the training masks; None if unknown."""
 
     @property
     def shares(self) -> dict[str, float]:
@@ -57,13 +60,14 @@ class Result:
         return mask
 
     def overlay(self, *, opacity: float = 0.65, legend: bool = False) -> Image.Image:
-        """Return the image under the colors of its classes.
+        """Return the image under the colors of its classes. A class called background is transparent.
 
         Args:
             opacity: opacity of the colors, 0 to 1.
             legend: add the names and colors of the classes that occur, right of the image.
         """
-        drawn = Image.fromarray(overlay(self.image, self.labels, self.palette, opacity))
+        background = background_class(self.classes)
+        drawn = Image.fromarray(overlay(self.image, self.labels, self.palette, opacity, background))
         return self._with_legend(drawn) if legend else drawn
 
     def to_coco(self) -> dict[str, Any]:
@@ -91,8 +95,13 @@ class Result:
             "categories": [{"id": k, "name": name} for k, name in enumerate(self.classes)],
         }
 
-    def save(self, directory: str | Path) -> tuple[Path, Path]:
+    def save(self, directory: str | Path, *, source_values: bool = False) -> tuple[Path, Path]:
         """Write NAME_labels.png (class ids with a palette) and NAME_overlay.jpg. Existing files are an error.
+
+        Args:
+            directory: where to write them.
+            source_values: write the values or colors of the training masks, such as 0 and 255, instead of class ids.
+                Only models that were trained on the dataset folder know them.
 
         Returns:
             The paths of labels and overlay.
@@ -101,8 +110,18 @@ class Result:
         for path in paths:
             if path.exists():
                 raise CaasegError(f"{path}: already exists; choose another directory, or rename the file")
-        save_labels(self.labels, self.palette, paths[0], json.dumps({"classes": self.classes}))
-        save_overlay(torch.from_numpy(self.image).permute(2, 0, 1), self.labels, self.palette, paths[1])
+        note = json.dumps({"classes": self.classes})
+        if not source_values:
+            save_labels(self.labels, self.palette, paths[0], note)
+        elif self.mask_values is not None:
+            save_source_values(self.labels, self.mask_values, paths[0], note)
+        else:
+            raise CaasegError(
+                "source_values is True, but the values of the model's training masks are unknown, because it was not "
+                "trained on the dataset folder; leave it out"
+            )
+        image = torch.from_numpy(self.image).permute(2, 0, 1)
+        save_overlay(image, self.labels, self.palette, paths[1], background_class(self.classes))
         return paths
 
     def _repr_png_(self) -> bytes:
@@ -111,19 +130,16 @@ class Result:
         return buffer.getvalue()
 
     def _with_legend(self, drawn: Image.Image) -> Image.Image:
-        line = max(12, drawn.height // 24)
-        font = ImageFont.load_default(0.7 * line)
-        names = [f"{name}  {share:.1%}" for name, share in self.shares.items()]
-        width = round(max(font.getlength(name) for name in names)) + 3 * line
-        height = max(drawn.height, line * (len(names) + 1))
-        canvas = Image.new("RGB", (drawn.width + width, height), "white")
+        background = background_class(self.classes)
+        ids = {name: self.classes.index(name) for name in self.shares}
+        entries = [
+            (f"{name}  {share:.1%}", None if ids[name] == background else self.palette[ids[name]])
+            for name, share in self.shares.items()
+        ]
+        legend = draw_legend(entries, drawn.height)
+        canvas = Image.new("RGB", (drawn.width + legend.width, max(drawn.height, legend.height)), "white")
         canvas.paste(drawn)
-        draw = ImageDraw.Draw(canvas)
-        for k, (name, text) in enumerate(zip(self.shares, names, strict=True)):
-            left, top = drawn.width + line // 2, line // 2 + k * line
-            box = (left, top, left + line - 4, top + line - 4)
-            draw.rectangle(box, fill=self.palette[self.classes.index(name)], outline="black")
-            draw.text((left + 1.5 * line, top - 1), text, fill="black", font=font)
+        canvas.paste(legend, (drawn.width, 0))
         return canvas
 
 
@@ -131,6 +147,10 @@ class Predictable(nn.Module):
     """Base class of models with `predict`."""
 
     config: ModelConfig
+
+    def for_inference(self) -> nn.Module:
+        """Return the network that `predict` runs."""
+        return self
 
     @overload
     def predict(self, images: ImageInput, *, probabilities: bool = False, **options: Any) -> Result: ...
@@ -152,7 +172,7 @@ class Predictable(nn.Module):
         Returns:
             A Result at the size of the image; a list of results for a list, a generator for a generator.
         """
-        predictor = Predictor(self, **options)
+        predictor = Predictor(self.for_inference(), **options)
         if isinstance(images, Iterator):
             return (_predict(predictor, image, self.config, probabilities) for image in images)
         if isinstance(images, list | tuple):
@@ -180,6 +200,7 @@ def _predict(predictor: Predictor, image: Any, config: ModelConfig, probabilitie
         pixels.permute(1, 2, 0).numpy(),
         Path(image).stem if isinstance(image, str | Path) else "image",
         found,
+        config.mask_values,
     )
 
 

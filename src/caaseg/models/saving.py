@@ -1,6 +1,7 @@
 """Saved models: a directory with model.safetensors, config.json and a model card, on disk or on the hub."""
 
 import json
+import logging
 import re
 import shutil
 import warnings
@@ -21,6 +22,8 @@ from caaseg.models.weights import check_finite, check_fits, read_tensors
 if TYPE_CHECKING:
     from caaseg.models.heads.base import Head
     from caaseg.models.segmenter import Segmenter
+
+logger = logging.getLogger(__name__)
 
 HUB = "hf://"
 SHIPPED = Path(__file__).parent.parent / "shipped"
@@ -58,6 +61,12 @@ prediction = model(images)  # images normalized with mean {{ mean }} and standar
 | {{ loop.index0 }} | {{ name }} |{% if config.palette %} {{ config.palette[loop.index0] | join(", ") }} |{% endif %}
 {% endfor %}
 {%- endif %}
+{% if config.license -%}
+## License
+
+The license of these weights, and of the weights they were trained from, is {{ config.license }}.
+
+{% endif -%}
 ## Training
 
 {{ training | default("Not recorded: the model was saved outside a training run.", true) }}
@@ -78,7 +87,7 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         repo_id: str | None = None,
         **push_to_hub_kwargs: Any,
     ) -> str | None:
-        """Save weights, config and model card, all or none, to a directory that `load_model` reads.
+        """Save weights, config and model card to a directory that `load_model` reads. A failed save changes no file.
 
         Args:
             save_directory: the directory; a model in it is replaced.
@@ -107,6 +116,7 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
         return str(self.push_to_hub(repo_id or directory.name, model_card_kwargs=card_kwargs, **push_to_hub_kwargs))
 
     def generate_model_card(self, *args: Any, **kwargs: Any) -> ModelCard:
+        """Return the model card: architecture, classes and training. Called by `save_pretrained`."""
         backbone: Any = self.backbone  # type: ignore[attr-defined]
         classes = [" ".join(name.split()).replace("|", "\\|") for name in self.config.classes or ()]
         values = {"config": self.config, "classes": classes, "mean": backbone.mean, "std": backbone.std}
@@ -114,6 +124,12 @@ class HubModel(ModelHubMixin, library_name="caaseg", pipeline_tag="image-segment
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, num_classes: int | None = None) -> "Segmenter":  # type: ignore[override]
+        """Load a model in evaluation mode; see `load_model`.
+
+        Args:
+            source: a model directory, a run directory, the name of a shipped model, or hf://owner/name.
+            num_classes: for fine-tuning on other classes; the classifiers are then initialized anew.
+        """
         return load_model(source, num_classes=num_classes)
 
 
@@ -152,7 +168,7 @@ def load_model(
         )
     if backbone is None and ":" in config.backbone:
         raise CaasegError(
-            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass one: "
+            f"{directory / CONFIG}: the backbone is a module of class {config.backbone}; pass a module: "
             "load_model(..., backbone=module)"
         )
     kind = resolve_head(config.head if head is None else head)
@@ -164,7 +180,7 @@ def load_model(
     except (ValueError, RuntimeError, TypeError) as error:
         raise CaasegError(str(error) if str(weights) in str(error) else f"{directory / CONFIG}: {error}") from error
     if num_classes is not None and num_classes != config.num_classes:
-        config = config.replace(num_classes=num_classes, classes=None, palette=None)
+        config = config.replace(num_classes=num_classes, classes=None, palette=None, mask_values=None)
     model = Segmenter(config, head=kind, backbone=backbone)
     trained = len(tensors["classifier.weight"])
     if config.num_classes != trained:
@@ -224,6 +240,13 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         raise CaasegError(
             f"{source}: cannot be downloaded from the hub ({reason}); check the name and the network"
         ) from error
+
+
+def log_license(source: str | Path, config: ModelConfig) -> None:
+    """Log the license of a shipped model."""
+    if config.license is not None and str(source) in shipped_models():
+        card = SHIPPED / str(source) / CARD_FILE
+        logger.warning("%s: the license of its weights is %s; see %s", source, config.license, card)
 
 
 def shipped_models() -> list[str]:

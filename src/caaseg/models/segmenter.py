@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
     """Output of a model, in training and in evaluation. K classes, logits at the size of the images."""
 
     logits: Tensor  # (N, K, H, W)
-    aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without one
+    aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without it
     branches: dict[str, Tensor]  # name -> (N, K, H, W), as the head's `branches` lists them
     regularized: Tensor | None = None  # (N, C, h, w), features for the losses of CAR; only in a coarse prediction
 
@@ -106,12 +106,21 @@ class Segmenter(Predictable, HubModel):
         return self.classify(*self.features(images))
 
     def features(self, images: Tensor) -> Features:
-        """Return the backbone's features of (optionally upsampled) images."""
+        """Return the features of backbone and neck for normalized images, (N, 3, H, W), upsampled if configured.
+
+        Returns:
+            `coarse` (N, C, h, w) for the head, and `fine` (N, C', H/4, W/4) for the decoder, None without a decoder.
+        """
         found = self.backbone(upsample_input(images, self.config.input_upsampling))
         return found if self.neck is None else Features(self.neck(found.levels), found.fine)
 
     def classify(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
-        """Return the coarse prediction from the backbone's features."""
+        """Return the coarse prediction, logits (N, K, h, w), from the result of `features`.
+
+        Args:
+            coarse: (N, C, h, w).
+            fine: (N, C', H/4, W/4); None for a model without a decoder.
+        """
         features, branches, regularized = self.head(coarse)
         decoded = features if self.decoder is None else self.decoder(features, fine)
         return Prediction(
@@ -120,6 +129,12 @@ class Segmenter(Predictable, HubModel):
             branches={name: self.branch_classifiers[name](branch) for name, branch in branches.items()},
             regularized=regularized,
         )
+
+    def for_inference(self) -> nn.Module:
+        """Return a copy with folded batch norm, which `caaseg predict` runs too: the labels are identical."""
+        from caaseg.models.folding import fold_batch_norm  # that module imports this one
+
+        return fold_batch_norm(self)
 
     def rebuild(self, **changes: Any) -> "Segmenter":
         """Return a new model with the same weights and other settings, on the same device and in the same mode.
@@ -190,7 +205,7 @@ def create_model(
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            hint = f"did you mean {close[0]}?" if close else f"the options are {', '.join(known)}"
             raise CaasegError(f"create_model has no option {name!r}; {hint}")
     config = ModelConfig.read(
         {

@@ -126,9 +126,9 @@ def _described(tensor: Tensor) -> str:
     return f"{tensor.dtype}{layout}".replace("torch.", "")
 
 
-def _listed(what: str, names: list[str]) -> str:
+def _listed(problem: str, names: list[str]) -> str:
     more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{len(names)} {what}: {', '.join(names[:MAX_LISTED])}{more}" if names else ""
+    return f"{len(names)} {problem}: {', '.join(names[:MAX_LISTED])}{more}" if names else ""
 
 
 def load_backbone_weights(backbone: Backbone, path: Path) -> None:

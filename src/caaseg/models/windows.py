@@ -49,7 +49,7 @@ def blend_windows(
         predict: scores of images, (N, 3, h, w) -> (N, K, h, w).
         image: (3, H, W).
         window: height and width of the windows; a smaller image is one window.
-        overlap: minimum share of a window that the next one overlaps.
+        overlap: minimum share of a window that the next window overlaps.
         shifted: shift the grid of windows by half a step.
         batch_size: windows per call of `predict`.
     """
@@ -93,7 +93,7 @@ def window_spans(length: int, window: int, overlap: float, *, shifted: bool = Fa
     Args:
         length: pixels along the axis.
         window: length of a window; at most `length` is used.
-        overlap: minimum share of a window that the next one overlaps.
+        overlap: minimum share of a window that the next window overlaps.
         shifted: shift all windows but the outermost by half a step, which needs one more window.
     """
     window = min(window, length)

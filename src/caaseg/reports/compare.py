@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from caaseg.analysis.compare import ComparedImage, Comparison
 from caaseg.config import ModelConfig
 from caaseg.data.sample import Color
-from caaseg.drawing.overlays import class_legend
+from caaseg.drawing.overlays import background_class, class_legend
 from caaseg.drawing.panels import Row, draw_panels, label_panel
 
 
 def model_names(sources: Sequence[str], configs: Sequence[ModelConfig]) -> list[str]:
-    """Return distinct names: head, head and backbone, directory name, or path, whichever suffices first."""
+    """Return distinct names: the head, the head and backbone, the directory name or the path, as short as possible."""
     heads, backbones = {config.head for config in configs}, {config.backbone for config in configs}
     by_config = [f"{config.head}, {config.backbone}" for config in configs]
     if len(backbones) == 1 and len(heads) == len(configs):
@@ -29,12 +29,16 @@ def draw_comparison(
     comparison: Comparison, names: Sequence[str], classes: Sequence[str], palette: Sequence[Color]
 ) -> Figure:
     """Draw image, ground truth and the prediction of each model, with boxes where the predictions differ most."""
+    background = background_class(classes)
     rows = [
         Row(
             _caption(shown, names),
             [
                 shown.image.permute(1, 2, 0).numpy(),
-                *(label_panel(shown.image, labels, palette) for labels in (shown.label, *shown.predictions)),
+                *(
+                    label_panel(shown.image, labels, palette, background)
+                    for labels in (shown.label, *shown.predictions)
+                ),
             ],
             shown.boxes,
         )

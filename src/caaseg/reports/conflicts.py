@@ -13,7 +13,7 @@ from torch import Tensor
 
 from caaseg.analysis.conflicts import ConflictImage, Conflicts, mark_conflicts
 from caaseg.data.sample import Color
-from caaseg.drawing.overlays import class_legend, mark_pixels
+from caaseg.drawing.overlays import background_class, class_legend, mark_pixels
 from caaseg.drawing.panels import WIDTH, Row, axes_at, draw_panels, label_panel
 from caaseg.models.heads.base import ConflictWording, Head
 from caaseg.reports.figures import save
@@ -23,7 +23,7 @@ LOST: Color = (225, 45, 60)
 WON: Color = (20, 120, 165)
 DISAGREE: Color = (246, 205, 115)
 CHANNELS = 32  # channels drawn per gate
-MIN_RANGE = 0.001  # of the gate color scale; smaller variations are drawn as constant
+MIN_RANGE = 0.001  # smallest range of the gate color scale, so that tiny variations have almost no color
 MAX_RANKED = 20  # images in the ranking of the page
 
 PAGE, FIGURE, GATES = "conflicts.html", "conflicts.png", "gates.png"
@@ -55,6 +55,7 @@ def write_conflicts(
     """
     wording, columns = head.conflict_wording, _columns(conflicts)
     assert wording is not None
+    background = background_class(conflicts.classes)
     figures = {FIGURE: draw_conflicts(conflicts, wording, palette)}
     if head.averages_gates:
         figures[GATES] = draw_gates(conflicts.worst)
@@ -74,7 +75,9 @@ def write_conflicts(
             {
                 "name": shown.counts.name,
                 "note": _note(shown),
-                "pictures": [picture(*panel) for panel in zip(_panels(shown, palette), columns, strict=True)],
+                "pictures": [
+                    picture(*panel) for panel in zip(_panels(shown, palette, background), columns, strict=True)
+                ],
             }
             for shown in conflicts.worst
         ],
@@ -172,7 +175,10 @@ def conflicts_as_json(conflicts: Conflicts) -> dict[str, Any]:
 
 def draw_conflicts(conflicts: Conflicts, wording: ConflictWording, palette: Sequence[Color]) -> Figure:
     """Draw the worst images: image, ground truth, each view, and lost and won pixels."""
-    rows = [Row(f"{shown.counts.name}: {_note(shown)}", _panels(shown, palette)) for shown in conflicts.worst]
+    background = background_class(conflicts.classes)
+    rows = [
+        Row(f"{shown.counts.name}: {_note(shown)}", _panels(shown, palette, background)) for shown in conflicts.worst
+    ]
     labels = [labels for shown in conflicts.worst for labels in (shown.label, *shown.views)]
     legend = class_legend(labels, conflicts.classes, palette)
     return draw_panels(rows, _columns(conflicts), classes=legend, marks=_mark_legend(wording))
@@ -225,12 +231,12 @@ def _most_varying(gate: Tensor) -> NDArray[np.float32]:
     return chosen
 
 
-def _panels(shown: ConflictImage, palette: Sequence[Color]) -> list[NDArray[np.uint8]]:
+def _panels(shown: ConflictImage, palette: Sequence[Color], background: int | None) -> list[NDArray[np.uint8]]:
     image = shown.image.permute(1, 2, 0).numpy()
     lost, won, disagree = (mask.numpy() for mask in mark_conflicts(shown.views, shown.label))
     return [
         image,
-        *(label_panel(shown.image, labels, palette) for labels in (shown.label, *shown.views)),
+        *(label_panel(shown.image, labels, palette, background) for labels in (shown.label, *shown.views)),
         mark_pixels(image, [(disagree, DISAGREE), (lost, LOST), (won, WON)], shown.label.numpy()),
     ]
 

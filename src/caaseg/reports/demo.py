@@ -1,4 +1,4 @@
-"""Report of the demo: an FCN and a CAA model side by side, with sentences derived from the scores."""
+"""Report of the demo: the shipped model on a photo, and an FCN and a CAA model side by side, with their findings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,14 +7,26 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from caaseg.analysis.pixel_attention import PixelAttention
 from caaseg.config import Recipe
 from caaseg.data.datasets.scenes import FIRST_HOUSE, Scenes
 from caaseg.data.sample import IGNORE, Color, Sample
+from caaseg.drawing.overlays import class_legend
 from caaseg.evaluation.evaluate import Evaluation
 from caaseg.recipes import recipe_text
-from caaseg.reports.curves import as_svg, draw_lines
+from caaseg.reports.curves import as_svg
+from caaseg.reports.curves import draw_lines as draw_curves
 from caaseg.reports.evaluation import ABSENT
-from caaseg.reports.page import Picture, percent, picture_of_image, picture_of_labels, picture_of_marks, write_page
+from caaseg.reports.page import (
+    Picture,
+    percent,
+    picture,
+    picture_of_image,
+    picture_of_labels,
+    picture_of_marks,
+    write_page,
+)
+from caaseg.reports.pixel_attention import draw_lines, draw_reach
 from caaseg.reports.run import Metrics, curve_of, training_seconds
 
 CAA_RIGHT: Color = (20, 120, 165)
@@ -54,6 +66,28 @@ class DemoModel(NamedTuple):
     def scores(self) -> DemoScores:
         iou = self.evaluation.iou
         return DemoScores(self.evaluation.mean_iou, _mean(iou[:FIRST_HOUSE]), _mean(iou[FIRST_HOUSE:]))
+
+
+class DemoPhoto(NamedTuple):
+    """A photo, its prediction, and the attention of one pixel."""
+
+    image: Tensor  # (3, H, W) uint8
+    labels: Tensor  # (H, W) uint8
+    classes: Sequence[str]
+    palette: Sequence[Color]
+    attention: PixelAttention
+    pixel: tuple[int, int]  # row and column
+
+    @property
+    def pictures(self) -> list[Picture]:
+        pixels = self.image.permute(1, 2, 0).numpy()
+        lines = draw_lines(pixels, self.attention, self.pixel)
+        return [
+            picture_of_image(self.image, "photo"),
+            picture_of_labels(self.image, self.labels, self.palette, "prediction"),
+            *([] if lines is None else [picture(lines, "attention along its column and row")]),
+            picture(draw_reach(pixels, self.attention, self.pixel), "attention over the whole photo"),
+        ]
 
 
 def findings(fcn: DemoScores, caa: DemoScores) -> list[str]:
@@ -101,21 +135,43 @@ def _on_houses(fcn: float, caa: float) -> str:
 
 def write_demo_page(
     path: Path,
-    models: Mapping[str, DemoModel],
-    samples: Sequence[Sample],
+    photo: DemoPhoto,
+    models: Mapping[str, DemoModel] | None = None,
+    samples: Sequence[Sample] = (),
     *,
-    reports: Mapping[str, str],
+    reports: Mapping[str, str] | None = None,
     origin: dict[str, Any],
 ) -> None:
     """Write the report.
 
     Args:
         path: the HTML file.
-        models: "FCN" and "CAA".
+        photo: prediction of the shipped model.
+        models: "FCN" and "CAA"; None while they are trained.
         samples: the scenes to show.
         reports: path of each model's own report, relative to the page.
         origin: hardware and versions, from `provenance`.
     """
+    write_page(
+        path,
+        "demo.html.j2",
+        title="caaseg demo",
+        photo={
+            "name": photo.classes[int(photo.labels[photo.pixel])],
+            "pixel": photo.pixel,
+            "legend": class_legend([photo.labels], photo.classes, photo.palette),
+            "pictures": photo.pictures,
+        },
+        trained=models is not None,
+        origin=origin,
+        **({} if models is None else _comparison(models, samples, reports or {})),
+    )
+
+
+def _comparison(
+    models: Mapping[str, DemoModel], samples: Sequence[Sample], reports: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the template values of both trained models."""
     fcn, caa = models["FCN"], models["CAA"]
     curves = []
     for caption, key, factor in (
@@ -123,30 +179,25 @@ def write_demo_page(
         ("training loss", "loss", 1),
     ):
         lines = [curve_of(model.metrics, key, name, factor) for name, model in (("CAA", caa), ("FCN", fcn))]
-        curves.append({"caption": caption, "svg": as_svg(draw_lines(lines, from_zero=True), f"curve-{key}")})
-    classes = [
-        {"name": name, "color": Scenes.palette[k], "fcn": fcn.evaluation.iou[k], "caa": caa.evaluation.iou[k]}
-        for k, name in enumerate(Scenes.classes)
-    ]
-    write_page(
-        path,
-        "demo.html.j2",
-        title="FCN and CAA on synthetic scenes",
-        fcn=fcn,
-        caa=caa,
-        findings=findings(fcn.scores, caa.scores),
-        curves=curves,
-        classes=classes,
-        absent=ABSENT,
-        cases=[
+        curves.append({"caption": caption, "svg": as_svg(draw_curves(lines, from_zero=True), f"curve-{key}")})
+    return {
+        "fcn": fcn,
+        "caa": caa,
+        "findings": findings(fcn.scores, caa.scores),
+        "curves": curves,
+        "classes": [
+            {"name": name, "color": Scenes.palette[k], "fcn": fcn.evaluation.iou[k], "caa": caa.evaluation.iou[k]}
+            for k, name in enumerate(Scenes.classes)
+        ],
+        "absent": ABSENT,
+        "cases": [
             {"name": sample.name, "pictures": _pictures(sample, fcn.predictions[k], caa.predictions[k])}
             for k, sample in enumerate(samples)
         ],
-        marks=[("only CAA is right", CAA_RIGHT), ("only FCN is right", FCN_RIGHT), ("both are wrong", BOTH_WRONG)],
-        recipes={name: recipe_text(model.recipe) for name, model in models.items()},
-        reports=reports,
-        origin=origin,
-    )
+        "marks": [("only CAA is right", CAA_RIGHT), ("only FCN is right", FCN_RIGHT), ("both are wrong", BOTH_WRONG)],
+        "recipes": {name: recipe_text(model.recipe) for name, model in models.items()},
+        "reports": reports,
+    }
 
 
 def _pictures(sample: Sample, fcn: Tensor, caa: Tensor) -> list[Picture]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from caaseg.data.catalogue import find
 from caaseg.data.sample import IGNORE, Color
+from caaseg.drawing.overlays import background_class, class_legend
 from caaseg.evaluation.best_worst import BestWorstImages, ScoredImage
 from caaseg.evaluation.evaluate import Evaluation
 from caaseg.models.predictor import Predictor
@@ -31,7 +32,7 @@ ABSENT = (
 )
 RED: Color = (225, 45, 60)
 HEAT: Color = (42, 140, 196)  # visible on white and on black
-MAX_TABLE_CLASSES = 24  # up to here, the confusion matrix is a table with numbers, above a heat map
+MAX_TABLE_CLASSES = 24  # with more classes, the confusion matrix is a heat map instead of a table of numbers
 MAX_CONFUSIONS = 20
 
 
@@ -165,6 +166,8 @@ def evaluation_sections(
     ]
     shares = row_shares(evaluation.confusion.numpy())
     many = len(classes) > MAX_TABLE_CLASSES
+    background = background_class(evaluation.classes)
+    shown = [labels for s in (*best_worst.best, *best_worst.worst) for labels in (s.label, s.prediction)]
     return {
         "evaluation": evaluation,
         "absent": ABSENT,
@@ -173,8 +176,9 @@ def evaluation_sections(
         "rows": [] if many else shares.tolist(),
         "heat": heat_map(shares) if many else None,
         "confusions": largest_confusions(shares, evaluation.classes) if many else [],
-        "best_images": [_case(scored, palette) for scored in best_worst.best],
-        "worst_images": [_case(scored, palette) for scored in best_worst.worst],
+        "best_images": [_case(scored, palette, background) for scored in best_worst.best],
+        "worst_images": [_case(scored, palette, background) for scored in best_worst.worst],
+        "legend": class_legend(shown, evaluation.classes, palette) if shown else [],
     }
 
 
@@ -209,12 +213,12 @@ def _without(classes: Sequence[str], scores: Sequence[float]) -> list[str]:
     return [name for name, score in zip(classes, scores, strict=True) if math.isnan(score)]
 
 
-def _case(scored: ScoredImage, palette: Sequence[Color]) -> dict[str, Any]:
+def _case(scored: ScoredImage, palette: Sequence[Color], background: int | None) -> dict[str, Any]:
     wrong = (scored.prediction != scored.label) & (scored.label != IGNORE)
     pictures = [
         picture_of_image(scored.image),
-        picture_of_labels(scored.image, scored.label, palette, "ground truth"),
-        picture_of_labels(scored.image, scored.prediction, palette, "prediction"),
+        picture_of_labels(scored.image, scored.label, palette, "ground truth", background),
+        picture_of_labels(scored.image, scored.prediction, palette, "prediction", background),
         picture_of_marks(scored.image, [(wrong, RED)], scored.label, "errors"),
     ]
     return {"name": scored.name, "score": scored.mean_iou, "pictures": pictures}

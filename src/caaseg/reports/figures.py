@@ -10,8 +10,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from caaseg.benchmarks.attention import Measurement
 from caaseg.benchmarks.model import ModelCost
 from caaseg.files import atomic_write
+from caaseg.models.heads import HEADS, head_class
 
 COLORS = ("#0b6e99", "#d1495b", "#3a7d44", "#8a5fbf", "#c77d0a")
+LINES = ("-", "--", ":", "-.")  # different, so that lines on top of each other stay visible
+MARKERS = ("o", "s", "^", "D", "v")
+IMPLEMENTATIONS = {"grouped": "grouped (the paper's Algorithm 1)"}
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -55,7 +59,7 @@ def draw_groups(measurements: Sequence[Measurement]) -> Figure:
         {"marker": "", "linestyle": ":", "label": "plain axial attention"},
     )
     handles += [axes[0][0].plot([], [], color="#555555", **style)[0] for style in styles]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False, fontsize=9)
     return figure
 
 
@@ -78,7 +82,7 @@ def _draw_size(
 
 
 def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
-    """Draw time and memory per image against image size, one line per model. Sizes without memory are missing."""
+    """Draw time and memory per image against image size, one line per model, without sizes that ran out of memory."""
     panels: tuple[tuple[str, Callable[[ModelCost], float | None]], ...] = (
         ("inference, ms per image", lambda c: _milliseconds(c.inference_images_per_second)),
         ("training, ms per image", lambda c: _milliseconds(c.training_images_per_second)),
@@ -89,16 +93,27 @@ def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
     models = list(dict.fromkeys(cost.model for cost in costs))
     sides = sorted({cost.size[1] for cost in costs})
     for panel, (title, value) in zip(axes, panels, strict=True):
-        for color, model in zip(COLORS * len(models), models, strict=False):
+        for k, model in enumerate(models):
             points = {c.size[1]: y for c in costs if c.model == model and (y := value(c)) is not None}
-            panel.plot(list(points), list(points.values()), color=color, marker="o", markersize=4, label=model)
+            color, line, marker, width = COLORS[k % len(COLORS)], LINES[k % len(LINES)], MARKERS[k % len(MARKERS)], 2.5
+            style = {"color": color, "linestyle": line, "marker": marker, "linewidth": width - 0.5 * (k % len(LINES))}
+            panel.plot(list(points), list(points.values()), markersize=5, label=model_label(model), **style)
         _style(panel, title)
         panel.set_xticks(sides, [str(side) for side in sides])
         panel.minorticks_off()
         panel.set_xlabel(f"image side in pixels, batch size {batch}")
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes[0].legend(frameon=False, fontsize=9)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     return figure
+
+
+def model_label(name: str) -> str:
+    """Return the name of a benchmarked model, such as caa:grouped:captured, in words. All were captured alike."""
+    head, *options = name.split(":")
+    if head not in HEADS:
+        return name
+    words = [IMPLEMENTATIONS.get(option, option) for option in options if option not in ("captured", "recorded")]
+    return ", ".join([head_class(head).title, *words])
 
 
 def _style(panel: Axes, title: str) -> None:

@@ -91,9 +91,11 @@ def picture_of_image(image: Tensor, caption: str = "image") -> Picture:
     return picture(_channels_last(image), caption)
 
 
-def picture_of_labels(image: Tensor, labels: Tensor, palette: Sequence[Color], caption: str) -> Picture:
+def picture_of_labels(
+    image: Tensor, labels: Tensor, palette: Sequence[Color], caption: str, background: int | None = None
+) -> Picture:
     """Embed an image (3, H, W) under the colors of labels or predictions (H, W); ignored pixels are black."""
-    return picture(overlay(_channels_last(image), labels.numpy(), palette), caption)
+    return picture(overlay(_channels_last(image), labels.numpy(), palette, background=background), caption)
 
 
 def picture_of_marks(image: Tensor, marks: Sequence[tuple[Tensor, Color]], label: Tensor, caption: str) -> Picture:

@@ -17,7 +17,7 @@ from caaseg.data.prepare.check import CheckResult
 
 UNVERIFIED = (
     "The download addresses come from the documentation of other projects and are not verified; "
-    "caaseg data prepare --addresses accepts others"
+    "caaseg data prepare --addresses accepts other addresses"
 )
 
 

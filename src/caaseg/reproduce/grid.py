@@ -51,7 +51,7 @@ class Grid:
     rows: tuple[Row, ...]
     seeds: int
     cells: tuple[Cell, ...]
-    """All rows of the first seed, then all rows of the next: an interrupted grid has complete comparisons."""
+    """All rows of the first seed, then all rows of the next seed, so that an interrupted grid has comparable rows."""
     by_row: Mapping[tuple[str, int], Cell]
     """The cell of a row and a seed. Rows with the same recipe share cells."""
     recipe: str | None
@@ -60,14 +60,16 @@ class Grid:
     """Command-line options that override values of the recipe."""
 
     def file(self, cell: Cell) -> Path:
+        """Return the path of the results of a cell."""
         return self.directory / "cells" / f"{cell.name}.json"
 
     def run(self, cell: Cell) -> Path:
+        """Return the run directory of a cell."""
         return self.directory / "runs" / cell.name
 
 
 PAPER_SEEDS = 5
-"""Runs of which the paper reports mean and standard deviation."""
+"""Number of runs per row, of which the paper reports mean and standard deviation."""
 
 
 def plan_grid(
@@ -89,11 +91,11 @@ def plan_grid(
     Args:
         name: table name.
         directory: directory of the grid.
-        dataset: train all rows on this dataset with one recipe, instead of on the paper's.
-        recipe: that recipe; by default the base recipe of the dataset.
+        dataset: train all rows on this dataset with one recipe, instead of on the paper's dataset.
+        recipe: recipe of all rows; by default the base recipe of the dataset.
         root: directory of the dataset.
         rows: names of the rows to run; by default all.
-        seeds: number of seeds, which count from 0; by default 5 on the paper's dataset, as in the paper, otherwise 1.
+        seeds: number of seeds, which count from 0; by default 5 with the paper's recipes, and 1 with another recipe.
         split: split to evaluate on; by default the recipe's val_split.
         multi_scale: also evaluate at several scales with flips, even if the paper's table does not.
         scales: scales of that evaluation.
@@ -120,7 +122,7 @@ def plan_grid(
             raise CaasegError(f"--dataset is {dataset}, but recipe {base} is for {found}; leave out one of them")
     several = multi_scale or any("multi" in row.paper for row in table.rows)
     chosen = _chosen(rows, known or table.rows)
-    # Rows with the same recipe share the name of the first of them, whether or not that one is run.
+    # Rows with the same recipe share the name of the first of these rows, even if that row is not run.
     names = {row: next(other for other in recipes if recipes[other] == recipes[row]) for row in recipes}
 
     def cell(row: Row, seed: int) -> Cell:

@@ -13,7 +13,6 @@ from rich.text import Text
 from caaseg.analysis.paired import CONFIDENCE, Difference, paired_difference
 from caaseg.data.catalogue import find
 from caaseg.files import atomic_write
-from caaseg.models.heads import head_class
 from caaseg.reports.figures import COLORS, save
 from caaseg.reproduce.grid import EvaluationProtocol, Grid
 from caaseg.reproduce.runner import read_cell, score_of
@@ -79,6 +78,8 @@ class ReportRow:
     relative_time: float | None
     """Training time per image relative to the baseline on the same hardware."""
     parameters: int | None
+    note: str | None = None
+    """What the paper leaves open about the row."""
 
     @property
     def finished(self) -> list[float]:
@@ -115,6 +116,15 @@ class GridReport:
     @property
     def protocols(self) -> list[str]:
         return list(dict.fromkeys(row.protocol for row in self.rows))
+
+    @property
+    def row_notes(self) -> list[str]:
+        """The notes of single rows, in their order."""
+        return list(dict.fromkeys(row.note for row in self.rows if row.note is not None))
+
+    def mark(self, row: ReportRow) -> str:
+        """Return the number of a row's note, such as " [1]", or an empty text."""
+        return "" if row.note is None else f" [{1 + self.row_notes.index(row.note)}]"
 
 
 def grid_report(grid: Grid) -> GridReport:
@@ -160,7 +170,7 @@ def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record 
         paper = row.paper.get("multi" if protocol.flip else "single")
         yield ReportRow(
             row=row.name,
-            label=row.label or head_class(row.model["head"]).title,
+            label=row.title(own_recipe=grid.recipe is None),
             protocol=protocol.label,
             scores=tuple(ours),
             paper=None if paper is None else paper.mean,
@@ -170,6 +180,7 @@ def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record 
             cost=cost,
             relative_time=None if baseline is None else _relative_time(cost, Cost.of(records_of(baseline))),
             parameters=next((record["parameters"] for record in records_of(row) if record), None),
+            note=row.note,
         )
 
 
@@ -230,7 +241,7 @@ def grid_table(report: GridReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in report.rows:
         cells = (
-            row.row + (f"\n{row.protocol}" if len(report.protocols) > 1 else ""),
+            row.row + report.mark(row) + (f"\n{row.protocol}" if len(report.protocols) > 1 else ""),
             _ours(row).replace(" (", "\n("),
             _paper(row),
             "\n".join(_difference(row)),
@@ -242,6 +253,24 @@ def grid_table(report: GridReport) -> Table:
     return table
 
 
+def shown_lines(report: GridReport) -> list[str]:
+    """Return which differences the finished cells show, and which they do not, each with its number of seeds."""
+    shown, not_shown = [], []
+    for row in report.rows:
+        if row.baseline is None:
+            continue
+        name = f"{row.row}, {row.protocol}" if len(report.protocols) > 1 else row.row
+        pairs, seeds = 0 if row.difference is None else row.difference.pairs, len(row.scores)
+        finished = f"{pairs} of {seeds} seeds"
+        if row.difference is not None and row.difference.claim != "no difference shown":
+            shown.append(f"{name} is {row.difference.claim} than {row.baseline} ({finished})")
+        else:
+            reason = "" if pairs == 0 else ", no interval" if pairs == 1 else ", interval with zero"
+            not_shown.append(f"{name} against {row.baseline} ({finished}{reason})")
+    lines = {"Shown": shown, "Not shown": not_shown}
+    return [f"{title}: {'; '.join(found)}." for title, found in lines.items() if found]
+
+
 def report_lines(report: GridReport) -> list[str]:
     """Return the sentences below the table."""
     missing = [f"{report.missing} cells are not finished; run the same command to resume."] if report.missing else []
@@ -249,7 +278,8 @@ def report_lines(report: GridReport) -> list[str]:
     if report.on_gpu:
         times = "images/s: median training speed; GB: peak GPU memory of training."
     protocol = [f"Protocol: {report.protocols[0]}."] if len(report.protocols) == 1 else []
-    return [*missing, METHOD, *protocol, times, *report.notes]
+    notes = [f"[{number}] {note}" for number, note in enumerate(report.row_notes, start=1)]
+    return [*missing, *shown_lines(report), *notes, METHOD, *protocol, times, *report.notes]
 
 
 def markdown(report: GridReport) -> str:
@@ -258,6 +288,7 @@ def markdown(report: GridReport) -> str:
     rows = [headings, [":---", *["---:"] * (len(headings) - 1)]]
     for row in report.rows:
         label = f"{row.label}, {row.protocol}" if len(report.protocols) > 1 else row.label
+        label += report.mark(row)
         rows.append([label, _ours(row), _paper(row), *_difference(row), *_cost_cells(row, report.on_gpu)])
     for method, number in report.quoted:
         quoted = [f"{method} (quoted by the paper, not run here)", "", f"{number:.2f}"]
@@ -288,13 +319,19 @@ def as_json(report: GridReport) -> dict[str, Any]:
 
 
 def draw_grid(report: GridReport) -> Figure:
-    """Draw means with standard deviations next to the paper's, on one scale if both are on the same data."""
+    """Draw means with standard deviations next to the paper's, on one scale if both are on the same data.
+
+    The protocols of a row are drawn below each other.
+    """
     has_paper = any(row.paper is not None for row in report.rows)
-    figure = Figure(figsize=(11 if has_paper else 8, 1.6 + 0.34 * len(report.rows)), layout="constrained")
+    labels = {row.row: row.label for row in report.rows}
+    figure = Figure(figsize=(11 if has_paper else 8, 1.6 + 0.28 * len(report.rows)), layout="constrained")
     panels = figure.subplots(1, 1 + has_paper, sharey=True, sharex=report.same_data, squeeze=False)[0]
     colors = {protocol: COLORS[k % len(COLORS)] for k, protocol in enumerate(report.protocols)}
-    for y, row in enumerate(report.rows):
+    for row in report.rows:
         color = colors[row.protocol]
+        offset = report.protocols.index(row.protocol) - (len(report.protocols) - 1) / 2
+        y = list(labels).index(row.row) + 0.4 * offset / len(report.protocols)
         if row.mean is not None:
             bar = None if row.std is None else 100 * row.std
             panels[0].errorbar(100 * row.mean, y, xerr=bar, color=color, marker="o", capsize=3)
@@ -303,12 +340,13 @@ def draw_grid(report: GridReport) -> Figure:
             )
         if row.paper is not None:
             panels[1].errorbar(row.paper, y, xerr=row.paper_std, color=color, marker="D", capsize=3)
-    panels[0].set_yticks(range(len(report.rows)), [row.label for row in report.rows], fontsize=8)
-    panels[0].set_ylim(len(report.rows) - 0.5, -0.5)
+    panels[0].set_yticks(range(len(labels)), list(labels.values()), fontsize=9)
+    panels[0].set_ylim(len(labels) - 0.5, -0.5)
     for panel, title in zip(panels, ("ours", "paper" if report.same_data else "paper, other data"), strict=False):
-        panel.set_title(title, fontsize=10)
+        panel.set_title(title if has_paper else "", fontsize=10)
         panel.set_xlabel("mean IoU, %")
         panel.grid(alpha=0.25, axis="x")
+        panel.tick_params(axis="y", length=0)
         panel.spines[["top", "right"]].set_visible(False)
     if len(colors) > 1:
         handles = [

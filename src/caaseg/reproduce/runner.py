@@ -40,7 +40,7 @@ from caaseg.training.run import train
 from caaseg.training.setup import open_split
 from caaseg.training.step_log import Progress
 
-SAFETY_FACTOR = 1.1  # of the estimated duration of a cell
+SAFETY_FACTOR = 1.1  # multiplies the estimated duration of a cell
 MARKER_PREFIX = f".running.{socket.gethostname()}."
 """Name of a marker file without the process id of its command."""
 
@@ -83,7 +83,7 @@ def run_grid(
         progress: called with the training progress of a cell.
     """
     start = time.monotonic()
-    unfinished = [cell for cell in grid.cells if not _is_finished(grid, cell)]  # raises for files of other recipes
+    unfinished = [cell for cell in grid.cells if not _is_finished(grid, cell)]  # raises if recipes differ
     status = GridStatus(len(unfinished), None, False)
 
     def clean_up(cell: Cell) -> None:
@@ -94,7 +94,7 @@ def run_grid(
         with _stop_signals_raised(), _marker(grid):
             for cell in grid.cells:
                 if cell not in unfinished:
-                    clean_up(cell)  # an earlier command may have been killed before it did
+                    clean_up(cell)  # an earlier command may have been killed before its clean-up
             for cell in unfinished:
                 needed_s = _estimate_seconds(grid, cell, origin)
                 if limit_s is not None and needed_s is not None:
@@ -112,7 +112,7 @@ def run_grid(
 
 
 def score_of(record: Mapping[str, Any], protocol: EvaluationProtocol) -> dict[str, Any] | None:
-    """Return the scores of a cell for a protocol, or None."""
+    """Return the scores of a cell for a protocol, or None if the cell was not scored with it."""
     for score in record["scores"]:
         if EvaluationProtocol(score["split"], tuple(score["scales"]), score["flip"]) == protocol:
             found: dict[str, Any] = score
@@ -200,8 +200,8 @@ def _is_finished(grid: Grid, cell: Cell) -> bool:
         scored = "; ".join(f"{score['split']} at {score['scales']}" for score in record["scores"])
         wanted = f"{unscored[0].split} at {list(unscored[0].scales)}"
         raise CaasegError(
-            f"{path}: scored on {scored}, but not on {wanted}, and {grid.run(cell)} has no model any more; use a "
-            "protocol that it has, or delete the file to train it again"
+            f"{path}: scored on {scored}, but not on {wanted}, and {grid.run(cell)} has no model any more; use "
+            "one of its protocols, or delete the file to train it again"
         )
     return not unscored
 
@@ -233,8 +233,8 @@ def _train(
     """Train a cell. Return its results without scores, and the validation of the final model if it was trained now."""
     directory, recipe = grid.run(cell), cell.recipe
     on_gpu = device.type == "cuda"
-    gc.collect()  # frees the reference cycles of the previous cell
     if on_gpu:
+        gc.collect()  # frees the reference cycles of the previous cell
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     first_step = checkpoints.newest_step(directory)
@@ -293,8 +293,8 @@ def _score(
 def _estimate_seconds(grid: Grid, cell: Cell, origin: Mapping[str, Any]) -> float | None:
     """Estimate the remaining duration of a cell.
 
-    The estimate is the longest finished cell of the same row on the same kind of device, or of any row if that row has
-    none. None if no cell is finished.
+    The estimate is the duration of the longest finished cell of the same row on the same kind of device or, if that row
+    has no finished cell, of any row. None if no cell is finished.
     """
     seconds: dict[str, float] = {}  # by row
     for other in grid.cells:

@@ -7,7 +7,7 @@ Three losses, as the authors' code computes them (edwardyehuang/CAR, commit 97c9
 - center to pixel (c2p): pixels become less similar to the centers of other classes.
 
 Shapes: N batch, P pixels of an image, K classes, C channels. A class center is the mean of its pixels' features over
-the whole batch and all processes. A class without pixels has the center zero and takes part in everything. An ignored
+the whole batch and all processes. A class without pixels has the center zero and takes part in all losses. An ignored
 pixel has a row of zeros in `one_hot`; it counts in all means.
 """
 
@@ -35,11 +35,11 @@ class CARLosses(NamedTuple):
 
 
 def car_loss(features: Tensor, labels: Tensor, num_classes: int, recipe: LossRecipe) -> Tensor:
-    """Return what this process adds to the loss of a step: its share of the weighted losses of the whole batch.
+    """Return the share of this process in the weighted losses of the whole batch, a term of the loss of a step.
 
     Args:
         features: linear features of this process, (N, C, h, w).
-        labels: of this process, (N, H, W).
+        labels: labels of this process, (N, H, W).
         num_classes: number of classes.
         recipe: weights and thresholds.
     """
@@ -59,8 +59,15 @@ def car_losses(
 ) -> CARLosses:
     """Return the losses of the whole batch, over all processes, computed in float32 or float64.
 
-    Their gradients are those of the whole batch too if each process adds its share, the losses divided by the number of
-    processes.
+    If each process adds its share, the losses divided by the number of processes, then the gradients are those of the
+    whole batch too.
+
+    Args:
+        features: linear features of this process, (N, C, h, w).
+        labels: labels of this process, (N, H, W).
+        num_classes: number of classes.
+        c2c_threshold: similarity between centers that is not penalized, summed over the other classes.
+        c2p_threshold: similarity of pixels to other centers that is not penalized, summed over the other classes.
     """
     with torch.autocast(features.device.type, enabled=False):
         pixels = features.to(torch.promote_types(features.dtype, torch.float32)).flatten(2).transpose(1, 2)  # (N, P, C)
@@ -113,7 +120,7 @@ def intra_loss(pixels: Tensor, centers: Tensor, one_hot: Tensor, *, remove_max: 
 
 
 def center_loss(centers: Tensor, threshold: float = 0.5) -> Tensor:
-    """Return the squared mean similarity of centers (1 or N, K, C) to those of other classes; keys get no gradient."""
+    """Return the squared mean similarity of centers (1 or N, K, C) to other centers; keys get no gradient."""
     num_classes, channels = centers.shape[1:]
     similarity = (centers @ centers.detach().transpose(1, 2) / math.sqrt(channels)).softmax(-1)  # (1, K, K)
     own = torch.eye(num_classes, dtype=torch.bool, device=centers.device)
@@ -123,8 +130,8 @@ def center_loss(centers: Tensor, threshold: float = 0.5) -> Tensor:
 def pixel_loss(pixels: Tensor, centers: Tensor, one_hot: Tensor, threshold: float = 0.25) -> Tensor:
     """Return the squared mean similarity of pixels to the centers of other classes. Centers get no gradient.
 
-    In the softmax, the similarity of a pixel to its own class is replaced by that of the center to itself. All classes
-    are other classes for an ignored pixel.
+    In the softmax, the similarity of the center to itself replaces the similarity of a pixel to its own class. For an
+    ignored pixel, all classes are other classes.
     """
     scale, centers = math.sqrt(pixels.shape[-1]), centers.detach()
     own = one_hot.bool()  # (N, P, K)
@@ -142,7 +149,7 @@ def _excess(similarity: Tensor, own: Tensor, threshold: float) -> Tensor:
 
 
 def _mean_over_ranks(total: Tensor, count: int) -> Tensor:
-    return _sum_over_ranks(total) / _sum_over_ranks(total.new_tensor(count))
+    return _sum_over_ranks(total) / _sum_over_ranks(total.new_full((), count))  # no copy: CUDA graphs do not allow it
 
 
 def _ranks() -> int:

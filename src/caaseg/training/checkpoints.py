@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 DIRECTORY = "checkpoints"
 MAX_CHECKPOINTS = 2
 RECIPE = "recipe.yaml"
-# Values that may differ on resume: they do not change the weights. A run that stops at bad files has skipped none.
+# Settings that may change on resume, because they do not change the weights. This holds for data.bad_files too: a run
+# that stops at bad files has not skipped any.
 MAY_CHANGE = {"data.root", "data.workers", "data.cache", "data.bad_files", "loggers"}
 KEYS: dict[str, Any] = {
     "step": int,
@@ -40,10 +41,10 @@ KEYS: dict[str, Any] = {
 
 
 def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> tuple[Path, dict[str, Any]] | None:
-    """Return the checkpoint to resume from and its state, None to start. Raises CaasegError for other settings.
+    """Return the checkpoint to resume from and its state, or None to start. Raises CaasegError if settings differ.
 
     Args:
-        recipe: the settings now.
+        recipe: current settings.
         run: the run directory.
         resume: None starts a new run, "auto" resumes from the newest good checkpoint or starts if there is none, and a
             path resumes from that checkpoint.
@@ -55,7 +56,8 @@ def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> tup
             raise CaasegError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
         return None
     if path.exists():
-        changed = {key: two for key, two in load_recipe(path).differences(recipe).items() if key not in MAY_CHANGE}
+        differences = load_recipe(path).differences(recipe)
+        changed = {key: values for key, values in differences.items() if key not in MAY_CHANGE}
         if changed:
             listed = ", ".join(f"{key} was {old} and is {new}" for key, (old, new) in changed.items())
             raise CaasegError(f"{path}: the run has different settings: {listed}; use the same, or another --out")
@@ -68,16 +70,16 @@ def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> tup
 def check_state(
     source: Path, state: dict[str, Any], recipe: Recipe, model: Segmenter, data: dict[str, dict[str, Any]]
 ) -> None:
-    """Raise CaasegError if a run cannot resume from a state, because it is of another model, optimizer or dataset.
+    """Raise CaasegError if a checkpoint belongs to another model, optimizer or dataset.
 
-    Checkpoints of earlier versions do not name their data and architecture.
+    Checkpoints of earlier versions contain neither fingerprints of their data nor their architecture.
 
     Args:
-        source: path of a checkpoint.
+        source: path of the checkpoint.
         state: its content.
-        recipe: the settings now.
+        recipe: current settings.
         model: the model to train, on the CPU.
-        data: fingerprint per split; empty on other ranks than the first.
+        data: fingerprint per split on the first rank; empty on other ranks.
     """
     check_same_architecture(model, state["model"], state.get("config", {}), str(source))
     for split, now in data.items():
@@ -113,7 +115,7 @@ def check_finite(step: int, *models: Segmenter) -> None:
 def write_checkpoint(run: Path, state: dict[str, Any]) -> Path:
     """Write the state of a run and delete all but the newest MAX_CHECKPOINTS checkpoints."""
     path = _path(run, state["step"])
-    for temporary in path.parent.glob(".step-*.part.pt"):  # left by a kill
+    for temporary in path.parent.glob(".step-*.part.pt"):  # of killed processes
         temporary.unlink()
     with explain_write_error(run, f"{DIRECTORY}/{path.name}"), atomic_write(path) as temporary:
         torch.save(state, temporary)

@@ -33,8 +33,8 @@ class LoggedRun(NamedTuple):
 
     directory: Path
     start: int  # the step to resume from; 0 for a new run
-    history: Sequence[Entry]  # all entries before the resume, also those after `start`
-    settings: Mapping[str, Any]  # of the recipe
+    history: Sequence[Entry]  # all entries before the resume, including entries after `start`
+    settings: Mapping[str, Any]  # values of the recipe
 
 
 class MetricsLogger(Protocol):
@@ -170,7 +170,7 @@ def check_loggers(names: Iterable[str]) -> None:
 
 
 def sent_entries(history: Iterable[Entry]) -> set[tuple[int, tuple[str, ...]]]:
-    """Return the steps and names of entries."""
+    """Return step and metric names of each entry, which identify it."""
     return {_key(entry) for entry in history}
 
 

@@ -1,7 +1,7 @@
 """The training loop.
 
-Everything random in a step depends on the seed, the step and the rank only, as the samples do. So a run that is killed
-and resumed ends with the same weights as one that is not.
+All random numbers of a step depend on the seed, the step and the rank only, as the samples do. So a run that is killed
+and resumed ends with the same weights as an uninterrupted run.
 """
 
 import signal
@@ -41,7 +41,7 @@ from caaseg.training.step_log import Progress, StepLog
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-DROPOUT_STREAM = 3  # of random numbers; data.loader has the streams before
+DROPOUT_STREAM = 3  # random stream of dropout, part of its seed; `data.loader` defines streams 0 to 2
 
 
 class TrainingResult(NamedTuple):
@@ -49,13 +49,13 @@ class TrainingResult(NamedTuple):
 
     run: Path
     step: int
-    finished: bool  # otherwise it was stopped and can be resumed
+    finished: bool  # False if it was stopped and can be resumed
     mean_iou: float | None  # validation score after the last step
     best_mean_iou: float | None
     best_step: int | None
     recipe: Recipe  # with the resolved number of steps
     stopped_by: int | None = None  # the signal that stopped it
-    evaluation: Evaluation | None = None  # of the final model; None if the run was stopped or finished before
+    evaluation: Evaluation | None = None  # of the final model; None if the run was stopped or had finished before
     best_worst: BestWorstImages | None = None  # images of that evaluation
 
     @property
@@ -87,7 +87,7 @@ def train_loop(
     """Train a model from a step to the end of the recipe, or until a signal stops it.
 
     Args:
-        fabric: the launched engine: device, processes and precision.
+        fabric: Lightning Fabric, launched, with device, processes and precision.
         recipe: the settings of the run.
         model: the model, with as many classes as the data.
         train_data: the dataset to train on.
@@ -95,7 +95,7 @@ def train_loop(
         run: the run directory.
         state: a checkpoint to resume from.
         identity: architecture and data of the run, for its checkpoints.
-        loss: the loss; cross entropy as the recipe sets it if None.
+        loss: the loss; None uses the losses of the recipe.
         metrics: further validation metrics.
         progress: called every few steps on the first rank.
     """
@@ -168,7 +168,7 @@ def train_loop(
             log.step(step, own_loss, batch.names, count)
 
             stopping = stop.agreed()
-            is_last = is_finished(recipe, step, best)  # with early stopping: unless this validation is the best one
+            is_last = is_finished(recipe, step, best)  # with early stopping: unless this validation is the best
             validate = is_last or step % recipe.validate_every == 0
             if not (validate or stopping or step % recipe.checkpoint_every == 0):
                 continue
@@ -228,15 +228,15 @@ def train_loop(
 
 
 def is_finished(recipe: Recipe, step: int, best: dict[str, Any]) -> bool:
-    """Return whether a run ends after a step, because it is the last or because of early stopping.
+    """Return whether a run ends after a step, because it is the last step or because of early stopping.
 
-    Early stopping counts the validations since the best one. It depends on checkpointed values only, so that a resumed
-    run ends at the same step.
+    Early stopping counts the validations since the best validation. It depends on checkpointed values only, so that a
+    resumed run ends at the same step.
 
     Args:
         recipe: the settings of the run.
         step: number of finished steps.
-        best: step and mean IoU of the best validation so far; empty before the first one.
+        best: step and mean IoU of the best validation so far; empty before the first validation.
     """
     if recipe.early_stopping is None or not best or step % recipe.validate_every:
         return step >= recipe.steps
@@ -291,7 +291,7 @@ def step_seed(seed: int, step: int, rank: int) -> int:
 
 
 class _Forward(nn.Module):
-    """A module whose forward gives the coarse prediction: DistributedDataParallel wraps forward only."""
+    """A module whose forward returns the coarse prediction, because DistributedDataParallel wraps forward only."""
 
     def __init__(self, model: Segmenter, forward: Callable[[Tensor], Prediction]) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def _network(
     loss: Loss,
     prepare: Callable[[Tensor], Tensor],
 ) -> Callable[[Tensor], Prediction]:
-    """Return the coarse forward pass as it is trained: compiled, fused, captured as a CUDA graph, or wrapped by DDP."""
+    """Return the coarse forward pass for training: compiled, fused, captured or wrapped by DDP, as the recipe sets."""
     network: Callable[[Tensor], Prediction] = model.coarse
     if recipe.compile:
         network = torch.compile(model.coarse, dynamic=False)
@@ -368,5 +368,5 @@ def _class_weights(fabric: "Fabric", recipe: Recipe, data: SegmentationDataset) 
 
 
 def _reading_workers(recipe: Recipe, data: SegmentationDataset, ranks: int) -> int:
-    """Return how many processes read a dataset once; cached data needs none."""
+    """Return the number of workers to read a dataset once; 0 for cached data."""
     return 0 if recipe.data.cache else useful_workers(recipe.data.workers, len(data) // ranks)

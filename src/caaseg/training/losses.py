@@ -42,10 +42,10 @@ class CrossEntropy:
 
     Args:
         class_weights: factor per class, (K,).
-        ohem: online hard example mining: use only this share of the labeled pixels of each crop, those with the largest
-            loss. Chosen per crop, they do not depend on the other crops of the batch.
-        label_smoothing: probability that the target spreads over all classes, as in torch's cross_entropy.
-        average: divide by the number of pixels that the loss uses ("labeled"), or by that of all pixels ("all").
+        ohem: online hard example mining: use only this fraction of the labeled pixels of each crop, the pixels with the
+            largest loss. The choice does not depend on the other crops of the batch.
+        label_smoothing: share of the target that is spread over all classes, as in torch's cross_entropy.
+        average: divide by the number of pixels that the loss uses ("labeled"), or by the number of all pixels ("all").
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Focal:
 class Dice:
     """1 - Dice coefficient per image, averaged over the classes that its labels contain.
 
-    Milletari et al., V-Net, 3DV 2016, with the denominator of probabilities and labels, not their squares.
+    Milletari et al., V-Net, 3DV 2016, but the denominator sums probabilities and labels, not their squares.
     """
 
     def count(self, labels: Tensor) -> Tensor:
@@ -223,8 +223,8 @@ def segmentation_loss(loss: Loss, prediction: Prediction, labels: Tensor, count:
 
     Args:
         loss: the loss of each output.
-        prediction: of the part, at the labels' size or coarser.
-        labels: of the part, (N, H, W).
+        prediction: prediction for the part, at the size of the labels or coarser.
+        labels: labels of the part, (N, H, W).
         count: sum of `loss.count` over all parts of the step.
         recipe: weights of the branches and of class-aware regularization, which needs the whole batch in one part per
             process.

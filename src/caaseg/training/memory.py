@@ -43,7 +43,7 @@ def try_step(
 
 @contextmanager
 def explain_out_of_memory(when: Callable[[], str], recipe: Recipe, crops: int) -> Iterator[None]:
-    """Turn torch.OutOfMemoryError into a ValueError that says when it happened and what to do."""
+    """Turn torch.OutOfMemoryError into a CaasegError that says when it happened and what to do."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -73,7 +73,7 @@ def check_cache_fits(needed: int, processes: int) -> None:
 
 
 def out_of_memory_message(when: str, recipe: Recipe, crops: int) -> str:
-    """Return the message for a step that does not fit, with what to do."""
+    """Return the error message for a step that does not fit in memory."""
     height, width = recipe.data.crop
     return (
         f"{when}: {crops} crops of {height} x {width} do not fit in the memory of the device; set a smaller data.crop "
@@ -82,7 +82,7 @@ def out_of_memory_message(when: str, recipe: Recipe, crops: int) -> str:
 
 
 def min_step_bytes(recipe: Recipe, crops: int, num_classes: int) -> int:
-    """Return a lower bound of the bytes of a step: crops, labels, logits at full size and the head's feature, once."""
+    """Return a lower bound of the bytes of a step: crops, labels, logits at full size and the head's features."""
     (height, width), model = recipe.data.crop, recipe.model
     value = 4 if recipe.precision == "32" else 2
     inputs = height * width * ((3 + num_classes) * value + 1)

@@ -19,7 +19,7 @@ FILE = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends to a run's metrics. Lines after the step to resume from were written by a killed process: they are cut.
+    """Append to the metrics of a run. First delete lines after the step to resume from, which a killed process wrote.
 
     Args:
         run: the run directory.
@@ -60,13 +60,17 @@ class MetricsLog:
             logger.sync()
 
     def close(self) -> None:
+        """Close the file and all loggers."""
         self._file.close()
         for logger in self._loggers:
             logger.close()
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file. Damaged lines at its end are left by a kill; others raise CaasegError."""
+    """Return the lines of a metrics file.
+
+    Damaged lines at its end, left by a killed process, are skipped. Other damaged lines raise CaasegError.
+    """
     if not path.is_file():
         return []
     entries: list[dict[str, Any]] = []
@@ -88,7 +92,7 @@ def _entry(step: int, **values: Any) -> Entry:
     """Return the numbers of a line by flat names, such as val_iou/sky."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= {f"{name}/{key}": one for key, one in value.items()} if isinstance(value, dict) else {name: value}
+        flat |= {f"{name}/{key}": score for key, score in value.items()} if isinstance(value, dict) else {name: value}
     return Entry(step, {name: value for name, value in flat.items() if value is not None})
 
 
@@ -102,7 +106,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace NaN by null, because JSON has no NaN. A class in neither labels nor predictions has no IoU."""
+    """Replace NaN by None, because JSON has no NaN. The IoU of a class in neither labels nor predictions is NaN."""
     return {
         name: _without_nan(value) if isinstance(value, dict) else value if math.isfinite(value) else None
         for name, value in values.items()

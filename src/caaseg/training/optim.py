@@ -38,7 +38,7 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
-    """Return the learning rate of a step, counted from 0. It depends on nothing else, so a resumed run has the same.
+    """Return the learning rate of a step, counted from 0. A resumed run has the same learning rates.
 
     The warm-up multiplies the schedule: its factor reaches 1 in the step after the last warm-up step.
     """
@@ -48,7 +48,7 @@ def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
 
 
 def warmup_steps(steps: int, recipe: OptimizerRecipe) -> int:
-    """Return the length of the warm-up: 10% of the run if the recipe's is as long as the run or longer."""
+    """Return the length of the warm-up: that of the recipe if it is shorter than the run, and 10% of the run if not."""
     return recipe.warmup_steps if recipe.warmup_steps < steps else steps // 10
 
 

@@ -38,7 +38,7 @@ def sum_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def copy_first_buffers(module: nn.Module) -> None:
-    """Copy the buffers of the first rank to all ranks. On a CPU, the batch norms of each rank have other statistics."""
+    """Copy the buffers of the first rank to all ranks. On a CPU, each rank has its own batch norm statistics."""
     if is_distributed():
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
@@ -48,7 +48,7 @@ def copy_first_buffers(module: nn.Module) -> None:
 def end_together() -> Iterator[None]:
     """End all ranks if the block fails on any: the first rank raises the error, the others exit with code 2.
 
-    So there is one message. All ranks must enter the block; the block itself must not communicate.
+    So the user sees one message. All ranks must enter the block; the block itself must not communicate.
     """
     error: CaasegError | OSError | None = None
     try:
@@ -68,7 +68,9 @@ def end_together() -> Iterator[None]:
 
 @contextmanager
 def joined_ranks() -> Iterator[list["Popen[bytes]"]]:
-    """Yield a list for the processes that `launch` starts. At the end, leave the others; after an error, end them too.
+    """Yield a list for the processes that `launch` starts, and end these processes after an error.
+
+    At the end, this process leaves the process group, unless it had joined before.
 
     Raises LostRankError if another rank has ended or does not answer.
     """
@@ -86,7 +88,7 @@ def joined_ranks() -> Iterator[list["Popen[bytes]"]]:
 
 
 def launch(fabric: "Fabric") -> list["Popen[bytes]"]:
-    """Start or join the other ranks. Return the processes that this one has started."""
+    """Start or join the other ranks. Return the processes that this process has started."""
     fabric.launch()
     processes: list[Popen[bytes]] = getattr(fabric.strategy.launcher, "procs", [])
     started = processes.copy()
@@ -108,7 +110,7 @@ def _explain_lost_rank() -> Iterator[None]:
 
 
 def _end_processes(processes: Sequence["Popen[bytes]"], error: BaseException) -> None:
-    """End the started processes after an error. If one of them has failed, it has time to print its message first."""
+    """End the started processes after an error. A process that has failed itself gets time to print its message."""
     for process in processes:
         if isinstance(error, LostRankError):
             with suppress(TimeoutExpired):  # a stopped process

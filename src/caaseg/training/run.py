@@ -75,7 +75,7 @@ def train(
         recipe = recipe.starting_from(str(init_from))
     if recipe.init_from is not None:
         if model is not None:
-            raise CaasegError(f"init_from is {recipe.init_from}, but a model of your own is given; leave out one")
+            raise CaasegError(f"init_from is {recipe.init_from}, but the argument model is set too; omit one of them")
         recipe = adopt_architecture(recipe, _initial_architecture(recipe.init_from, run, resume))
     check_loggers(recipe.loggers)
     processes = resolve_processes(device, devices)
@@ -98,7 +98,9 @@ def train(
             state = None if checkpoint is None else checkpoint[1]
             limit, sides = training_size(recipe, train_data)
             initial = None if recipe.init_from is None or state is not None else load_model(recipe.init_from)
-            model = model or build_model(recipe, train_data, initial, sides)
+            resumed = {} if state is None else state.get("config", {})
+            weights_license = resumed.get("license") if initial is None else initial.config.license
+            model = model or build_model(recipe, train_data, initial, sides, weights_license)
             if recipe.model.freeze_backbone:
                 model.backbone.requires_grad_(False)
             identity = {
@@ -151,7 +153,7 @@ def _initial_architecture(init_from: str, run: Path, resume: str | Path | None) 
 
 @contextmanager
 def _saved_recipe(recipe: Recipe, run: Path) -> Iterator[None]:
-    """Write recipe.yaml. If nothing is trained, delete it at the end: the directory is free for other settings."""
+    """Write recipe.yaml. If no checkpoint exists at the end, delete it: the directory is free for other settings."""
     with explain_write_error(run, RECIPE), atomic_write(run / RECIPE) as temporary:
         temporary.write_text(recipe_text(recipe))
     try:

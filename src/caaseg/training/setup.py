@@ -17,6 +17,7 @@ from caaseg.data.resized import short_sides
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
 from caaseg.models import Segmenter
+from caaseg.models.heads import resolve_head
 from caaseg.models.saving import CLASSIFIERS
 from caaseg.models.weights import check_fits, load_backbone_weights
 from caaseg.torchvision_compat import declare_missing_operators
@@ -41,10 +42,10 @@ class Processes(NamedTuple):
 
 
 def resolve_processes(device: str, devices: int) -> Processes:
-    """Return device and processes, as torchrun or SLURM set them or else as requested.
+    """Return device and number of processes: set by torchrun or SLURM if they started this process, or as requested.
 
     Args:
-        device: auto, cpu, cuda, cuda:INDEX or mps; auto is a GPU if there is one.
+        device: auto, cpu, cuda, cuda:INDEX or mps; auto uses a GPU if there is any.
         devices: number of processes on this machine, one per GPU.
     """
     if devices < 1:
@@ -70,13 +71,13 @@ def resolve_processes(device: str, devices: int) -> Processes:
 
 
 def are_ranks_running() -> bool:
-    """Return whether torchrun or SLURM has started all ranks; otherwise the first rank starts the others."""
+    """Return whether torchrun or SLURM has started all ranks. If not, the first rank starts the others."""
     slurm = "SLURM_NTASKS" in os.environ and os.environ.get("SLURM_JOB_NAME") not in ("bash", "interactive")
     return torch.distributed.is_torchelastic_launched() or slurm
 
 
 def make_fabric(processes: Processes, precision: str) -> "Fabric":
-    """Create the engine that knows devices, processes and precision."""
+    """Create the Lightning Fabric with devices, processes and precision."""
     declare_missing_operators()  # lightning imports torchvision
     from lightning.fabric import Fabric
     from lightning.fabric.strategies.ddp import DDPStrategy
@@ -96,7 +97,7 @@ def make_fabric(processes: Processes, precision: str) -> "Fabric":
 
 @contextmanager
 def deterministic_algorithms(enabled: bool) -> Iterator[None]:
-    """Use deterministic algorithms only, or else let cuDNN choose the fastest."""
+    """Use deterministic algorithms only if enabled; if not, let cuDNN choose the fastest algorithms."""
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     if enabled:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with this setting only
@@ -110,7 +111,7 @@ def deterministic_algorithms(enabled: bool) -> Iterator[None]:
 
 
 def is_first_rank() -> bool:
-    """Return whether this process is the one that writes and prints, before and after processes have joined."""
+    """Return whether this process is the first rank, which writes and prints; also before the ranks have joined."""
     found = (os.environ.get(name) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
     return next((rank for rank in found if rank is not None), "0") == "0"
 
@@ -124,10 +125,12 @@ def open_split(recipe: Recipe, names: str) -> SegmentationDataset:
     """Return a split of a recipe's dataset, or several joined with +."""
     data = recipe.data
     if data.root is None and find(data.dataset).has_files:
-        raise CaasegError(f"data.root is missing: {data.dataset} needs the directory of its files; --data.root")
+        raise CaasegError(f"data.root is missing: {data.dataset} needs the directory of its files; set --data.root")
     root = None if data.root is None else Path(data.root)
     if root is not None and not root.is_dir():
-        raise CaasegError(f"data.root is {root}: no such directory; expected that of {data.dataset}; --data.root")
+        raise CaasegError(
+            f"data.root is {root}: no such directory; expected the directory of {data.dataset}; set --data.root"
+        )
     return open_dataset(data.dataset, root, names, **data.options)
 
 
@@ -163,7 +166,7 @@ def check_labels(recipe: Recipe, *, in_training: bool, in_validation: bool) -> N
 
 
 def training_size(recipe: Recipe, data: SegmentationDataset) -> tuple[int | None, tuple[int, int, int]]:
-    """Return the short side to resize training images to, if any, and smallest, median and largest short side then."""
+    """Return the limit of the short side, or None, and smallest, median and largest short side under that limit."""
     sides, limit = short_sides(data), recipe.data.resize
     if limit == "auto":
         crop = max(recipe.data.crop)
@@ -183,21 +186,28 @@ def build_model(
     data: SegmentationDataset,
     other: Segmenter | None = None,
     sides: tuple[int, int, int] | None = None,
+    weights_license: str | None = None,
 ) -> Segmenter:
     """Create the model of a recipe for a dataset, with random weights or the weights of another model.
 
     Args:
         recipe: the recipe.
-        data: gives the classes and their colors.
-        other: a model to take the weights from; those of its classifiers only if it has the same classes.
+        data: dataset that defines the classes and their colors.
+        other: a model to copy the weights from; its classifiers are copied only if it has the same classes.
         sides: smallest, median and largest short side of the training images.
+        weights_license: license of the initial weights, if any.
     """
     torch.manual_seed(recipe.seed)
     architecture = {name: getattr(recipe.model, name) for name in Architecture.model_fields}
     classes = {"num_classes": len(data.classes), "classes": tuple(data.classes), "palette": tuple(data.palette)}
-    config = ModelConfig.read(architecture | classes | {"short_sides": sides})
+    values = getattr(data, "mask_values", None)
+    more = {"mask_values": values, "short_sides": sides, "license": weights_license}
+    config = ModelConfig.read(architecture | classes | more)
     pretrained = recipe.model.pretrained
-    model = Segmenter(config, hub_weights=pretrained is True and other is None)
+    # A head named by a saved model is never executed from a file: `other` was loaded with its class.
+    has_head = other is not None and other.config.head == config.head
+    head = type(other.head) if other is not None and has_head else resolve_head(config.head)
+    model = Segmenter(config, head=head, hub_weights=pretrained is True and other is None)
     if other is not None:
         copy_weights(other, model, str(recipe.init_from))
     elif not isinstance(pretrained, bool):
@@ -216,13 +226,15 @@ def copy_weights(source: Segmenter, target: Segmenter, name: str) -> None:
     weights, ours = source.state_dict(), target.state_dict()
     theirs, classes = source.config, target.config
     same = theirs.classes == classes.classes if theirs.classes else theirs.num_classes == classes.num_classes
-    new = "nothing is new"
+    new = "all weights are loaded"
     if not same:
         weights |= {key: tensor for key, tensor in ours.items() if key.startswith(CLASSIFIERS) and key in weights}
-        new = f"the classifiers are new, because its {theirs.num_classes} classes are not those of the dataset"
+        new = f"the classifiers are new, because its {theirs.num_classes} classes are not the classes of the dataset"
     check_same_architecture(target, weights, theirs.as_dict(), name)
     target.load_state_dict(weights)
     loaded = f"backbone {theirs.backbone} and head {theirs.head} at output stride {theirs.output_stride}"
+    if theirs.license is not None:
+        new += f"; the license of these weights, {theirs.license}, applies to the new model too"
     if is_first_rank():
         logger.warning("%s: loaded %s%s; %s", name, loaded, " with decoder" if theirs.decoder else "", new)
 
@@ -230,10 +242,10 @@ def copy_weights(source: Segmenter, target: Segmenter, name: str) -> None:
 def check_same_architecture(
     model: Segmenter, weights: Mapping[str, Tensor], config: Mapping[str, Any], source: str
 ) -> None:
-    """Raise CaasegError if the weights do not fit, naming the settings that differ instead of the weights.
+    """Raise CaasegError if weights do not fit a model. The message names different settings, if known, or the weights.
 
     Args:
-        model: the model to load them into.
+        model: the model to load the weights into.
         weights: weights of another model.
         config: architecture settings of that model as JSON values, as far as they are known.
         source: path of that model.
@@ -253,7 +265,7 @@ def check_same_architecture(
 
 
 def synchronize_batch_norm(model: Segmenter, processes: Processes) -> Segmenter:
-    """Replace batch norm by synchronized batch norm if there are several GPUs; it does not exist for CPUs."""
+    """Replace batch norm by synchronized batch norm if there are several GPUs; torch does not support it on CPUs."""
     if processes.device.type != "cuda" or processes.total == 1:
         return model
     from timm.layers.norm_act import convert_sync_batchnorm  # torch's own drops the activation of timm's layers

@@ -28,7 +28,7 @@ class Progress(NamedTuple):
     images_per_second: float
     seconds_left: float  # estimated from all steps so far, with validations and checkpoints
     mean_iou: float | None  # of the last validation
-    is_validation: bool = False  # whether it is reported after a validation, otherwise after a step
+    is_validation: bool = False  # True if reported after a validation, False after a step
 
 
 class NonFiniteLossError(CaasegError):
@@ -57,7 +57,7 @@ class StepLog:
         self._metrics = metrics  # on the first rank
         self._progress = progress
         self._pending: tuple[int, Tensor, torch.cuda.Event | None, tuple[str, ...]] | None = None
-        self._loss, self._speed = math.nan, 0.0  # of the last step, and images per second
+        self._loss, self._speed = math.nan, 0.0  # loss of the last step, and images per second
         self._run_start, self._first_step = clock(), start
         self.restart_clock(start)
 
@@ -78,7 +78,7 @@ class StepLog:
         self._waiting_s += self._clock() - start
 
     def step(self, step: int, own_loss: Tensor, names: tuple[str, ...], count: Tensor) -> None:
-        """Start to copy this step's loss to the host, and read the previous step's.
+        """Start to copy the loss of this step to the host, and read the loss of the previous step.
 
         Args:
             step: number of the step.

@@ -152,7 +152,7 @@ def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
         trees.save_mask(tmp_path / name / path, trees.values_of(0))
         ((file, problem),) = problems_of(name, tmp_path / name)
         assert file == Path(path).name
-        assert "is in no pair; expected a partner of the same name, in a split; remove it" in problem
+        assert "is in no pair; expected a partner of the same name, in a split; add one, or move it" in problem
 
 
 def test_a_missing_list_is_a_problem_and_the_other_splits_are_read(tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ def test_an_incomplete_directory_is_not_prepared(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"caaseg: {tmp_path / 'root'}: camvid is not complete ({tmp_path / 'root' / 'CamVid'}/train")
-    assert err.endswith("; remove the directory of that file, and run the same command again to unpack it anew\n")
+    assert err.endswith(
+        "; move the directory of that file elsewhere, and run the same command again to unpack the archive\n"
+    )
 
 
 def test_a_download_that_is_too_large_is_refused(

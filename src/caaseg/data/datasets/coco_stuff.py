@@ -42,7 +42,7 @@ class CocoStuff10K(PairDataset):
 
 
 def conversion_10k(root: Path) -> ConversionJob | None:
-    """Return the conversion of the MATLAB files; None if it is done."""
+    """Return the conversion of the MATLAB files; None if they are converted already."""
     if (root / "labels").is_dir():
         return None
     names = [name.removesuffix(".mat") for name in sorted(file_names(root / "annotations")) if name.endswith(".mat")]

@@ -78,6 +78,8 @@ class Folder(PairDataset):
         if not masks and split != "test":
             raise _no_masks_error(parts[0], images)
         mask_classes = mask_classes or read_mask_classes(root)
+        self.mask_values = tuple(mask_classes.classes.values())
+        """Value or color of class id k in the mask files, at position k."""
         names = _names(root, split, images, val_fraction, seed)
         has_masks = split != "test" or any(name in masks for name in names)
 

@@ -15,7 +15,7 @@ class Archive:
     file: str
     """Path below the root."""
     contents: Mapping[str, str] = field(default_factory=dict)
-    """Target path below the root for each directory in the archive. Empty for files used as they are."""
+    """Target path below the root for each directory in the archive. Empty for a file that is not unpacked."""
     address: str | None = None
     """Download address from other projects' documentation, not verified. None if a login is needed."""
     page: str = ""
@@ -23,7 +23,7 @@ class Archive:
     sha1: str | None = None
     """Checksum, if known."""
     max_gigabytes: int
-    """A larger download is another file."""
+    """Largest plausible size; a larger download is an error."""
     optional: bool = False
     """Used if it exists, never downloaded."""
     replaced_by: tuple[str, ...] = ()
@@ -38,9 +38,9 @@ class DatasetInfo:
     open: Callable[..., SegmentationDataset]
     """Opens a split from root and split name."""
     has_files: bool = True
-    """False if it needs no root."""
+    """False for a dataset without files, which needs no root."""
     classes: tuple[str, ...] = ()
-    """Empty if they depend on the data."""
+    """Names of the classes; empty if they depend on the files."""
     palette: tuple[Color, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     """Official number of images per split."""
@@ -49,7 +49,7 @@ class DatasetInfo:
     image_size: str
     """Width x height."""
     how: str
-    """How to get it, in a few words."""
+    """How to get its files, in a few words."""
     archives: tuple[Archive, ...] = ()
     conversion: Callable[[Path], ConversionJob | None] | None = None
-    """Returns the conversion that a root still needs, if any."""
+    """Returns the conversion that a root still needs, or None."""

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,7 +141,7 @@ def _infer(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> MaskClasses:
         values |= more
     if errors and not values:
         return _infer_colors(root, next(iter(errors.values())), [path for path, _, _ in masks])
-    advice = f"run caaseg data init {root} to name the classes or to change this"
+    advice = f"run caaseg data init {quote(str(root))} to name the classes or to change this"
     if values == BLACK_AND_WHITE:
         logger.warning(
             "%s: the masks hold only 0 and 255: read as two classes, background (0) and foreground (255), "
@@ -182,7 +183,7 @@ def _infer_colors(root: Path, error: BadFileError, paths: Sequence[Path]) -> Mas
         root,
         len(names),
         listed,
-        root,
+        quote(str(root)),
     )
     return MaskClasses(dict(names))
 

@@ -110,7 +110,7 @@ def read_names(path: Path, advice: str) -> list[str]:
 
 
 def file_names(directory: Path) -> set[str]:
-    """Return the names in a directory; none if it does not exist."""
+    """Return the names of all entries of a directory; an empty set if it does not exist."""
     try:
         return {path.name for path in directory.iterdir()}
     except (FileNotFoundError, NotADirectoryError):
@@ -126,7 +126,7 @@ def files_by_stem(directory: Path, suffixes: tuple[str, ...]) -> dict[str, Path]
             continue
         if path.stem in found:
             raise BadFileError(
-                f"{path}: {found[path.stem].name} has the same name; expected one file per name; remove one"
+                f"{path}: {found[path.stem].name} has the same name; expected one file per name; rename one"
             )
         found[path.stem] = path
     return found

@@ -2,7 +2,7 @@
 
 Labels are published as MATLAB files (trainval/) and as run lengths in trainval_merged.json. Both are converted to PNG
 files in VOCdevkit/VOC2010/SegmentationClassContext, with 0 for background and 1 to 59 for the classes, for both
-protocols. The two sources differ in some pixels; source.txt next to the lists of names says which was used.
+protocols. The two sources differ in some pixels; source.txt next to the lists of names says which source was used.
 """
 
 import json
@@ -65,7 +65,7 @@ class PascalContext(PairDataset):
 
 
 def conversion(root: Path) -> ConversionJob | None:
-    """Return the conversion of the MATLAB files, or else of the JSON file; None if it is done."""
+    """Return the conversion of the MATLAB files or, without them, of the JSON file; None if it is done already."""
     if (root / LABELS).is_dir():
         return None
     if (root / MAT_LABELS).is_dir():
@@ -98,7 +98,7 @@ class Regions(NamedTuple):
     source: Path  # for messages: the JSON file / the name of the image
     height: int
     width: int
-    regions: list[tuple[int, str | list[int]]]  # stored id and run lengths; later regions cover earlier ones
+    regions: list[tuple[int, str | list[int]]]  # stored id and run lengths; later regions cover earlier regions
 
 
 def _from_json(root: Path, path: Path) -> ConversionJob:

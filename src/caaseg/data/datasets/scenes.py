@@ -26,7 +26,7 @@ MEADOW, WATER, SAND, LAMP, FIRST_HOUSE = range(5)
 ROUND, SQUARE, DIAMOND = range(3)
 
 MIN_SIDE = 64
-"""In smaller images houses and lamps have no shape."""
+"""In smaller images, houses and lamps have too few pixels for a shape."""
 
 LENGTHS: dict[str, int] = {"train": 2000, "val": 200, "test": 200}
 
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     houses: Integers  # (houses, 3): row and column of the center, half the extent
     kinds: Integers  # (houses,): ROUND, SQUARE or DIAMOND
-    owners: Integers  # (houses,): color, from 0
+    owners: Integers  # (houses,): index of the color that the house shares with its lamp, from 0
     lamps: Integers  # (houses, 2): row and column of the center of each house's lamp
     strays: Integers  # (strays, 3): row, column and color of lamps without a house
 
@@ -130,7 +130,7 @@ class Scenes:
 
 
 def unit_of(size: tuple[int, int]) -> int:
-    """Return the unit of all lengths, 1/16 of the shorter side: houses are up to 2 units wide, edges 2."""
+    """Return the unit of all lengths, 1/16 of the shorter side: houses are up to 2 units wide, edges are 2 units."""
     return min(size) // 16
 
 

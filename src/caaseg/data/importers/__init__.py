@@ -38,9 +38,11 @@ class ImportResult(NamedTuple):
     format: str
     classes: tuple[str, ...]
     counts: dict[str, int]
-    """Number of images per split; the key is empty if there are no splits."""
+    """Number of imported images per split; the key is empty if there are no splits."""
     faults: list[str]
     """One message per image that was left out."""
+    unlabeled: tuple[Path, ...]
+    """Images without annotations, which were left out."""
 
 
 def import_labels(
@@ -82,14 +84,14 @@ def import_labels(
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
         partial = Path(name) / out.name
-        faults = _write(export, partial, skip_faulty, progress)
-        if len(faults) == len(export.images):
+        names, faults = _write(export, partial, skip_faulty, progress)
+        if not names:
             raise BadFileError(f"{faults[0]} (all {len(faults)} images are faulty)")
         if out.exists():
             out.rmdir()
         partial.rename(out)
-    splits = Counter(image.name.rpartition("/")[0] for image in export.images)
-    return ImportResult(export.format, export.classes, dict(splits), faults)
+    splits = Counter(name.rpartition("/")[0] for name in names)
+    return ImportResult(export.format, export.classes, dict(splits), faults, export.unlabeled)
 
 
 def read_export(path: Path, file_format: str, images: Path | None, drawing: Drawing) -> Export:
@@ -118,12 +120,14 @@ def _unique(images: list[LabeledImage]) -> list[LabeledImage]:
     return result
 
 
-def _write(export: Export, out: Path, skip_faulty: bool, progress: Progress) -> list[str]:
-    """Write images, masks and classes; return the messages about the images left out."""
+def _write(export: Export, out: Path, skip_faulty: bool, progress: Progress) -> tuple[list[str], list[str]]:
+    """Write images, masks and classes; return the names of the images, and messages about those left out."""
+    names: list[str] = []
     faults: list[str] = []
     for done, image in enumerate(export.images, start=1):
         try:
             _write_pair(image, out)
+            names.append(image.name)
         except BadFileError as error:
             faults.append(str(error))
         progress("import", done, len(export.images))
@@ -132,7 +136,7 @@ def _write(export: Export, out: Path, skip_faulty: bool, progress: Progress) -> 
         raise BadFileError(f"{faults[0]}{more}; --skip-faulty imports the other images")
     content = {"classes": list(export.classes), "ignore": [IGNORE]}
     (out / CLASSES_FILE).write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    return faults
+    return names, faults
 
 
 def _write_pair(image: LabeledImage, out: Path) -> None:

@@ -43,7 +43,8 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
         above = file.parent.parent if file.parent.name == "annotations" else None
         files = ImageFiles(images, file.parent, path if path.is_dir() else None, above)
         found += _read_file(file, content, categories, split, files, drawing, classes)
-    return Export("COCO JSON", classes, found)
+    all_files = ImageFiles(images, path if path.is_dir() else None)
+    return Export("COCO JSON", classes, found, all_files.others(found))
 
 
 def _read_file(

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,8 @@ class Export(NamedTuple):
     classes: tuple[str, ...]
     """Names in the order of class ids."""
     images: list[LabeledImage]
+    unlabeled: tuple[Path, ...] = ()
+    """Images without annotations, which are not imported."""
 
 
 class Drawing(NamedTuple):
@@ -69,7 +72,7 @@ class Drawing(NamedTuple):
 
 
 class ImageFiles:
-    """Finds the image files that an export names, even if it was moved.
+    """Finds the image files that an export names, even if it was moved, or the names differ in case or Unicode form.
 
     Args:
         roots: directories to search, in this order.
@@ -93,13 +96,27 @@ class ImageFiles:
             return BadFileError(f"{source}: {problem}: {name!r}; searched {searched}; give its directory with --images")
         return found[0]
 
+    def others(self, images: Iterable[LabeledImage]) -> tuple[Path, ...]:
+        """Return the image files that are not among these images."""
+        used = {image.image.resolve() for image in images if isinstance(image.image, Path)}
+        return tuple(path for path in self._files() if path.resolve() not in used)
+
     def _named(self, name: str) -> list[Path]:
         if self._by_name is None:
             self._by_name = {}
-            for path in sorted({path for root in self._roots for path in root.rglob("*")}):
-                if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file():
-                    self._by_name.setdefault(path.name, []).append(path)
-        return self._by_name.get(name, [])
+            for path in self._files():
+                self._by_name.setdefault(_plain_name(path.name), []).append(path)
+        found = self._by_name.get(_plain_name(name), [])
+        return [path for path in found if path.name == name] or found
+
+    def _files(self) -> list[Path]:
+        paths = sorted({path for root in self._roots for path in root.rglob("*")})
+        return [path for path in paths if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()]
+
+
+def _plain_name(name: str) -> str:
+    """Return a name in lower case and in one Unicode form: file systems and archives change both."""
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def split_of(*names: str) -> str:

@@ -55,7 +55,7 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
         split = split_of(*file.relative_to(root).parent.parts)
         label = drawing.label(regions[file], classes, default="order")
         found.append(LabeledImage(sample_name(split, name), image, label, size))
-    return Export("Labelme", classes, found)
+    return Export("Labelme", classes, found, image_files.others(found))
 
 
 def _regions(file: Path, shapes: list[dict[str, Any]]) -> list[Region]:

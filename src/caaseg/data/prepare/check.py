@@ -86,7 +86,7 @@ def check(name: str, root: Path, progress: Progress) -> CheckResult:
             result.problems.append(Problem(split, root, message))
         result.splits.append(SplitSummary(split, len(dataset), expected, pixels_per_class, ignored))
     for split, file in _unused_files(opened):
-        message = f"{file}: is in no pair; expected a partner of the same name, in a split; remove it"
+        message = f"{file}: is in no pair; expected a partner of the same name, in a split; add one, or move it"
         result.problems.append(Problem(split, file, message))
     return result
 

@@ -49,8 +49,8 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
         _open_splits(name, root)
     except CaasegError as error:  # a directory of an archive existed before, and its content is not that of the archive
         raise BadFileError(
-            f"{root}: {name} is not complete ({error}); remove the directory of that file, and run the same command "
-            "again to unpack it anew"
+            f"{root}: {name} is not complete ({error}); move the directory of that file elsewhere, and run the same "
+            "command again to unpack the archive"
         ) from error
 
 

@@ -37,8 +37,8 @@ def resolve_head(head: "str | type[Head]") -> "type[Head]":
     """Return the class of a head.
 
     Args:
-        head: a name in `HEADS`, the class itself, or "file.py:Class". The last executes the file: pass only strings
-            that the user typed, never strings read from a saved model.
+        head: a name in `HEADS`, the class itself, or "file.py:Class", which executes the file: pass only strings that
+            the user typed, never strings read from a saved model.
     """
     if not isinstance(head, str):
         return head

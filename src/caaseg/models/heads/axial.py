@@ -98,7 +98,7 @@ class SqueezedAxialAttention(nn.Module):
         self.se_first = se_first
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """(N, C, H, W) -> two of the same shape."""
+        """(N, C, H, W) -> two tensors of the same shape."""
         if self.se_first:
             weighted: Tensor = self.squeeze_excitation(features)
             return self.axial(weighted), weighted.detach()

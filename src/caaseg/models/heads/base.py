@@ -1,7 +1,7 @@
 """Base class of all heads, and the layers that most of them share.
 
-A head turns the backbone's coarse feature map into the feature map that is classified per pixel. To add one, subclass
-`Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
+A head turns the backbone's coarse feature map into the feature map that is classified per pixel. To add a head,
+subclass `Head`, or `AttentionHead` if only the attention block is new, and pass the class to `create_model`.
 """
 
 from abc import ABC, abstractmethod
@@ -67,7 +67,7 @@ class Head(nn.Module):
     out_channels: int
     branch_channels: int = 0
     car: nn.Conv2d | None
-    """Linear layer whose output class-aware regularization (CAR) acts on; None, or not set, without it."""
+    """Linear layer whose output class-aware regularization (CAR) acts on; None or not set in a model without CAR."""
 
     def build_car(self, in_channels: int, kind: type[nn.Conv2d] = nn.Conv2d) -> nn.Conv2d:
         """Return the linear 1x1 layer of CAR, Glorot-uniform with zero bias, like the authors."""
@@ -161,7 +161,7 @@ def mean_over_image(features: Tensor) -> Tensor:
 
 
 class _Mean(torch.autograd.Function):
-    """Mean over pixels whose gradient is an expanded view. Torch's own materializes it, and not channels last."""
+    """Mean over pixels whose gradient is an expanded view. torch's mean materializes it, and not channels last."""
 
     generate_vmap_rule = True
 
