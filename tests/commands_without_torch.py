@@ -14,11 +14,11 @@ from caaseg.cli import main
 HEAVY = ("lightning", "timm", "torchvision", "matplotlib", "torch")
 
 
-def exit_code(words: list[str]) -> int:
+def exit_code(arguments: list[str]) -> int:
     """Return the exit code of a command, whose output is dropped."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         try:
-            return main(words)
+            return main(arguments)
         except SystemExit as ended:  # help
             return int(ended.code or 0)
 

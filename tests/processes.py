@@ -27,9 +27,9 @@ def run(function: Callable[..., object], *arguments: object) -> int | None:
     return child.exitcode
 
 
-def exit_with_command(words: Sequence[str]) -> None:
+def exit_with_command(arguments: Sequence[str]) -> None:
     """Run a caaseg command and end this process with its exit code."""
-    sys.exit(main(words))
+    sys.exit(main(arguments))
 
 
 def run_ranks(function: Callable[..., object], *arguments: object) -> list[int | None]:

@@ -14,16 +14,16 @@ from caaseg.cli import main
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Sample
 from tests.processes import exit_with_command, run_ranks
-from tests.training.small import WORDS, small_recipe
+from tests.training.small import SMALL_ARGUMENTS, small_recipe
 
 
 def test_a_run_ends_with_a_report_and_a_missing_or_old_one_is_written_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS]
-    words += ["--steps", "2", "--checkpoint_every", "1", "--validate_every", "2"]
-    assert main(words) == 0
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *SMALL_ARGUMENTS]
+    arguments += ["--steps", "2", "--checkpoint_every", "1", "--validate_every", "2"]
+    assert main(arguments) == 0
     assert f"report: {run / 'report.html'}" in capsys.readouterr().out
     page = (run / "report.html").read_text()
     assert "<h1>caa on test_resnet, scenes</h1>" in page
@@ -32,13 +32,13 @@ def test_a_run_ends_with_a_report_and_a_missing_or_old_one_is_written_again(
     assert page.count('class="case"') == 6
 
     made = (run / "report.html").stat().st_mtime_ns
-    assert main([*words, "--resume", "auto"]) == 0  # the report is up to date
+    assert main([*arguments, "--resume", "auto"]) == 0  # the report is up to date
     assert (run / "report.html").stat().st_mtime_ns == made
     (run / "report.html").unlink()
-    assert main([*words, "--resume", "auto"]) == 0
+    assert main([*arguments, "--resume", "auto"]) == 0
     again = (run / "report.html").stat().st_mtime_ns
     assert again > made
-    assert main([*words, "--resume", str(run / "checkpoints" / "step-00000001.pt")]) == 0  # another model
+    assert main([*arguments, "--resume", str(run / "checkpoints" / "step-00000001.pt")]) == 0  # another model
     assert (run / "report.html").stat().st_mtime_ns > again
 
 
@@ -83,7 +83,7 @@ def test_the_default_run_directory_has_the_name_of_the_recipe(tmp_path: Path, mo
 
 
 def test_one_of_several_processes_writes_the_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
-    assert run_ranks(exit_with_command, [*words, "--batch_size", "4", "--steps", "2"]) == [0, 0]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
+    assert run_ranks(exit_with_command, [*arguments, "--batch_size", "4", "--steps", "2"]) == [0, 0]
     assert capfd.readouterr().out.count("report: ") == 1
     assert "evaluated on all 6 images of split val" in (tmp_path / "run" / "report.html").read_text()

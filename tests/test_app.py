@@ -287,7 +287,7 @@ def test_requests_of_other_pages_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (
             ["nowhere"],
@@ -298,8 +298,8 @@ def test_requests_of_other_pages_are_refused(
         (["a", "--port", "70000"], "--port is 70000; expected less than or equal to 65535"),
     ],
 )
-def test_bad_arguments_give_one_message(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["app", *words]) == 2
+def test_bad_arguments_give_one_message(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["app", *arguments]) == 2
     assert capsys.readouterr().err == f"caaseg: {message}\n"
 
 

@@ -61,8 +61,8 @@ def test_the_command_writes_a_page_and_does_not_repeat_finished_work(
     out = tmp_path / "demo"
     for name, recipe in small.items():  # in this process, which has imported torch
         train(recipe, out / name.lower(), device="cpu")
-    words = ["demo", "--out", str(out), "--device", "cpu"]
-    assert main([*words, "--json", str(tmp_path / "numbers.json")]) == 0
+    arguments = ["demo", "--out", str(out), "--device", "cpu"]
+    assert main([*arguments, "--json", str(tmp_path / "numbers.json")]) == 0
     printed = capsys.readouterr().out
     assert f"report: {out / 'report.html'}" in printed
     assert "training for" not in printed
@@ -70,7 +70,7 @@ def test_the_command_writes_a_page_and_does_not_repeat_finished_work(
     check_page(out, numbers, images=6)
 
     written = (out / "report.html").stat().st_mtime_ns
-    assert main([*words, "--json", str(tmp_path / "again.json")]) == 0
+    assert main([*arguments, "--json", str(tmp_path / "again.json")]) == 0
     assert "already finished" in capsys.readouterr().out
     assert json.loads((tmp_path / "again.json").read_text()) == numbers
     assert (out / "report.html").stat().st_mtime_ns == written
@@ -99,12 +99,12 @@ def test_the_demo_trains_both_models_in_processes_of_their_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "demo"
-    words = ["demo", "--out", str(out), "--steps", "3", "--device", "cpu"]
-    assert main([*words, "--json", str(tmp_path / "numbers.json")]) == 0
+    arguments = ["demo", "--out", str(out), "--steps", "3", "--device", "cpu"]
+    assert main([*arguments, "--json", str(tmp_path / "numbers.json")]) == 0
     assert "FCN: training for 3 steps" in capsys.readouterr().out
     check_page(out, json.loads((tmp_path / "numbers.json").read_text()), images=200)
-    words[words.index("3")] = "4"
-    assert main(words) == 2  # a finished demo with other settings is not repeated silently
+    arguments[arguments.index("3")] = "4"
+    assert main(arguments) == 2  # a finished demo with other settings is not repeated silently
     assert "steps was 3 and is 4" in capsys.readouterr().err
 
 

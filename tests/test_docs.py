@@ -62,9 +62,9 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 
 def commands(text: str) -> list[list[str]]:
-    """Return the words of each command; a backslash joins lines, and comments are left out."""
+    """Return the arguments of each command; a backslash joins lines, and comments are left out."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+    return [arguments for arguments in (shlex.split(line, comments=True) for line in lines) if arguments]
 
 
 def prose(page: Path) -> str:
@@ -84,8 +84,8 @@ def test_commands_changes_and_imports_of_a_page_exist(page: Path, tmp_path: Path
             case "python":
                 check_imports(text, page)
             case "sh" | "console":
-                for words in commands(text):
-                    check_exists(words)
+                for arguments in commands(text):
+                    check_exists(arguments)
             case "diff":
                 package = package or shutil.copytree(SOURCE, tmp_path / "caaseg")
                 make_change(text, package)
@@ -115,12 +115,12 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch:
                     Path(named[1]).write_text(text)
                 run_snippet(text, names, page)
             case "sh":
-                for words in commands(text):
-                    assert words[0] == "caaseg", f"{page.name}: {words} belongs in a console block"
-                    assert run_command(words[1:], changed) == 0, words
+                for arguments in commands(text):
+                    assert arguments[0] == "caaseg", f"{page.name}: {arguments} belongs in a console block"
+                    assert run_command(arguments[1:], changed) == 0, arguments
             case "console":
-                for words in commands(text):
-                    check_exists(words)
+                for arguments in commands(text):
+                    check_exists(arguments)
             case "diff":
                 changed = changed or shutil.copytree(SOURCE, tmp_path / "changed" / "caaseg")
                 make_change(text, changed)
@@ -155,12 +155,12 @@ def run_snippet(text: str, names: dict[str, Any], page: Path) -> None:
         assert tuple(getattr(value, "shape", value)) == eval(shape), f"{page.name}: {expression}"
 
 
-def run_command(words: list[str], changed: Path | None) -> int:
+def run_command(arguments: list[str], changed: Path | None) -> int:
     """Run a command in this process, or in a new one if the page has changed the package."""
     if changed is None:
-        return cli.main(words)
+        return cli.main(arguments)
     there = {**os.environ, "PYTHONPATH": str(changed.parent), "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "-m", "caaseg", *words], env=there, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-m", "caaseg", *arguments], env=there, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.returncode
 
@@ -178,24 +178,24 @@ def make_change(text: str, package: Path) -> None:
         (package / file).write_text(content)
 
 
-def check_exists(words: list[str]) -> None:
+def check_exists(arguments: list[str]) -> None:
     """Check that the command, its options and its values exist, without running it."""
-    if words[0] == "pip":
+    if arguments[0] == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        assert words[1] == "install"
-        asked = re.fullmatch(r"\.(?:\[([\w,]+)\])?", words[2])
-        assert asked is not None, words
-        assert set((asked[1] or "dev").split(",")) <= set(extras), words
+        assert arguments[1] == "install"
+        asked = re.fullmatch(r"\.(?:\[([\w,]+)\])?", arguments[2])
+        assert asked is not None, arguments
+        assert set((asked[1] or "dev").split(",")) <= set(extras), arguments
         return
-    if words[0] == "torchrun":
-        started = get_args_parser().parse_args(words[1:])
+    if arguments[0] == "torchrun":
+        started = get_args_parser().parse_args(arguments[1:])
         assert started.module
-        words = [started.training_script, *started.training_script_args]
-    if words[0] == "srun":
-        words = words[1:]
-    assert words[0] == "caaseg", words
+        arguments = [started.training_script, *started.training_script_args]
+    if arguments[0] == "srun":
+        arguments = arguments[1:]
+    assert arguments[0] == "caaseg", arguments
 
-    _, options = cli.parse(words[1:])
+    _, options = cli.parse(arguments[1:])
     if options.get("recipe") and Path(options["recipe"]).suffix != ".yaml":  # files are written by the reader
         load_recipe(options["recipe"], options.get("overrides") or ())
 

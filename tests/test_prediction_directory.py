@@ -21,7 +21,7 @@ X, Y = (InputImage(Path(f"{name}.png"), Path(name)) for name in "xy")
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, color in (("x", "red"), ("y", "blue")):
         Image.new("RGB", (12, 8), color).save(f"{name}.png")
@@ -112,19 +112,17 @@ def replace_result_by_link() -> None:
         (lambda: link("out/predict.json", "gone"), "out/predict.json: a symbolic link"),
     ],
 )
-def test_files_of_the_user_are_an_error_before_any_work(
-    prepare: Callable[[], object], message: str, place: Path
-) -> None:
+def test_files_of_the_user_are_an_error_before_any_work(prepare: Callable[[], object], message: str, cwd: Path) -> None:
     prepare()
-    before = contents(place)
+    before = contents(cwd)
     unused = Network(lambda: pytest.fail("the model ran"))
     with pytest.raises(CaasegError) as error:
         predict_images(task(unused), [InputImage(Path("y.png"), Path("new")), X])
     assert str(error.value).startswith(message)
-    assert contents(place) == before
+    assert contents(cwd) == before
 
 
-def test_metadata_cannot_name_files_elsewhere(place: Path) -> None:
+def test_metadata_cannot_name_files_elsewhere(cwd: Path) -> None:
     predict("x")
     write("precious.txt")
     path = Path("out/metadata/x.json")
@@ -138,19 +136,19 @@ def test_metadata_cannot_name_files_elsewhere(place: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"PNG", None], ids=["empty", "other", "deleted"])
 @pytest.mark.parametrize("result", ["labels/x.png", "overlays/x.jpg", "probabilities/x.npy"])
-def test_a_damaged_result_is_predicted_again(result: str, damage: bytes | None, place: Path) -> None:
+def test_a_damaged_result_is_predicted_again(result: str, damage: bytes | None, cwd: Path) -> None:
     predict("x", probabilities=True)
-    before = contents(place)
+    before = contents(cwd)
     path = Path("out", result)
     path.unlink()
     if damage is not None:
         path.write_bytes(damage)
     assert not predict("x", probabilities=True).there_already
-    assert contents(place) == before
+    assert contents(cwd) == before
     assert predict("x", probabilities=True).there_already
 
 
-def test_a_label_file_cut_at_its_end_is_predicted_again(place: Path) -> None:
+def test_a_label_file_cut_at_its_end_is_predicted_again(cwd: Path) -> None:
     predict("x")
     path = Path("out/labels/x.png")
     whole = path.read_bytes()
@@ -159,7 +157,7 @@ def test_a_label_file_cut_at_its_end_is_predicted_again(place: Path) -> None:
     assert path.read_bytes() == whole
 
 
-def test_an_image_with_other_content_but_the_same_time_and_size_is_predicted_again(place: Path) -> None:
+def test_an_image_with_other_content_but_the_same_time_and_size_is_predicted_again(cwd: Path) -> None:
     for name, level in (("x", 10), ("new", 200)):
         Image.new("RGB", (12, 8), (level, 20, 30)).save(f"{name}.bmp")
     image = [InputImage(Path("x.bmp"), Path("x"))]
@@ -171,7 +169,7 @@ def test_an_image_with_other_content_but_the_same_time_and_size_is_predicted_aga
     assert not outcome.there_already
 
 
-def test_metadata_has_paths_and_hashes_of_the_image_the_model_and_the_results(place: Path) -> None:
+def test_metadata_has_paths_and_hashes_of_the_image_the_model_and_the_results(cwd: Path) -> None:
     predict("x")
     origin = {
         "image": "x.png",
@@ -188,7 +186,7 @@ def test_metadata_has_paths_and_hashes_of_the_image_the_model_and_the_results(pl
         assert json.loads(labels.info["caaseg"]) == origin
 
 
-def test_results_of_a_killed_process_are_its_own(place: Path) -> None:
+def test_results_of_a_killed_process_are_its_own(cwd: Path) -> None:
     directory = task().directory()
     directory.open([X.name])
     paths = output_paths(X.name)
@@ -210,7 +208,7 @@ def test_results_of_a_killed_process_are_its_own(place: Path) -> None:
     ],
 )
 def test_a_process_with_another_model_or_options_is_refused_during_the_first_image(
-    other: dict[str, str | bool], message: str, place: Path
+    other: dict[str, str | bool], message: str, cwd: Path
 ) -> None:
     messages = []
 
@@ -226,17 +224,17 @@ def test_a_process_with_another_model_or_options_is_refused_during_the_first_ima
     assert json.loads(Path("out/metadata/x.json").read_text())["model_sha256"] == "a1"
 
 
-def test_of_two_processes_that_open_a_directory_only_the_last_writes_results(place: Path) -> None:
+def test_of_two_processes_that_open_a_directory_only_the_last_writes_results(cwd: Path) -> None:
     first = task().directory()
     first.open([X.name])
     predict_images(task(digest="b2"), [Y])
-    before = contents(place)
+    before = contents(cwd)
     with pytest.raises(CaasegError, match='out: has predictions with model_sha256 "b2", not "a1"'):
         first.begin(X.name, Metadata(image="", image_sha256="", model="", model_sha256="", results={}))
-    assert contents(place) == before
+    assert contents(cwd) == before
 
 
-def test_processes_with_the_same_model_and_options_share_a_directory(place: Path) -> None:
+def test_processes_with_the_same_model_and_options_share_a_directory(cwd: Path) -> None:
     others: list[ImageOutcome] = []
 
     def start_other() -> None:

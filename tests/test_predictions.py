@@ -39,7 +39,7 @@ from tests.data.damage import encoded_images, mutated
 from tests.locks import hold_lock
 from tests.processes import exit_with_command, run_ranks
 from tests.small_models import scene, varied_model
-from tests.training.small import WORDS, images_and_masks
+from tests.training.small import SMALL_ARGUMENTS, images_and_masks
 
 CLASSES = 6
 
@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of pictures, two of one name."""
     monkeypatch.chdir(tmp_path)
     save(0, Path("photos/a/x.png"))
@@ -72,8 +72,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def predict(model: Path, *words: str) -> int:
-    return main(["predict", str(model), *words, "--device", "cpu"])
+def predict(model: Path, *arguments: str) -> int:
+    return main(["predict", str(model), *arguments, "--device", "cpu"])
 
 
 def digest(model: Path) -> str:
@@ -85,98 +85,109 @@ def results(out: Path) -> dict[str, int]:
     return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in sorted(out.rglob("*")) if path.is_file()}
 
 
-def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Path, place: Path) -> None:
+def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Path, cwd: Path) -> None:
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
     names = ("a/x", "b/x", "y")
     files = {f"labels/{n}.png" for n in names} | {f"overlays/{n}.jpg" for n in names}
     files |= {f"probabilities/{n}.npy" for n in names} | {f"metadata/{n}.json" for n in names} | {"predict.json"}
-    assert set(results(place / "out")) == files
+    assert set(results(cwd / "out")) == files
     network = load_model(model)
     for name, source in (("a/x", "photos/a/x.png"), ("b/x", "photos/b/x.png"), ("y", "photos/y.jpg")):
         image = read_image(Path(source))
         expected = Predictor(network).scores(image[None])[0]
-        labels = values(place / f"out/labels/{name}.png")
+        labels = values(cwd / f"out/labels/{name}.png")
         assert np.array_equal(labels, expected.argmax(0).numpy())
         assert len(np.unique(labels)) > 1
         assert np.array_equal(labels, network.predict(source).labels)
-        with Image.open(place / f"out/labels/{name}.png") as opened:
+        with Image.open(cwd / f"out/labels/{name}.png") as opened:
             assert opened.getpalette()[: 3 * CLASSES] == [v for c in distinct_colors(CLASSES) for v in c]  # type: ignore[index]
-        with Image.open(place / f"out/overlays/{name}.jpg") as opened:
+        with Image.open(cwd / f"out/overlays/{name}.jpg") as opened:
             drawn = overlay(image.permute(1, 2, 0).numpy(), labels, distinct_colors(CLASSES))
             assert np.abs(np.array(opened).astype(int) - drawn).mean() < 6
-        kept = np.load(place / f"out/probabilities/{name}.npy")
+        kept = np.load(cwd / f"out/probabilities/{name}.npy")
         assert kept.dtype == np.float16
         np.testing.assert_allclose(kept, expected.softmax(0).permute(1, 2, 0), atol=1e-3)
 
 
-def test_labels_have_the_palette_of_the_model(place: Path) -> None:
+def test_labels_have_the_palette_of_the_model(cwd: Path) -> None:
     palette = [(k, 2 * k, 255 - k) for k in range(3)]
-    varied_model(3, classes=["road", "tree", "sky"], palette=palette).save_pretrained(place / "own")
-    assert predict(place / "own", "photos/y.jpg", "--out", "out") == 0
-    with Image.open(place / "out/labels/y.png") as image:
+    varied_model(3, classes=["road", "tree", "sky"], palette=palette).save_pretrained(cwd / "own")
+    assert predict(cwd / "own", "photos/y.jpg", "--out", "out") == 0
+    with Image.open(cwd / "out/labels/y.png") as image:
         assert image.getpalette()[:9] == [value for color in palette for value in color]  # type: ignore[index]
-    record = json.loads((place / "out/predict.json").read_text())
+    record = json.loads((cwd / "out/predict.json").read_text())
     assert record["classes"] == ["road", "tree", "sky"]
     assert record["palette"] == [list(color) for color in palette]
 
 
-def test_labels_have_the_source_values_on_request(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_have_the_source_values_on_request(model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A model that was trained on black and white masks writes black and white labels."""
-    images_and_masks(place / "data")
-    for mask in (place / "data/masks").iterdir():
+    images_and_masks(cwd / "data")
+    for mask in (cwd / "data/masks").iterdir():
         Image.fromarray(255 * np.array(Image.open(mask))).save(mask)
-    words = (*WORDS, "--data.dataset", "folder", "--data.root", "data", "--data.crop", "32", "32", "--steps", "1")
-    recipe = load_recipe("scenes/caa_resnet18", [*words, "--validate_every", "1"])
-    train(recipe, place / "run", device="cpu")
-    assert predict(place / "run", "data/images", "--out", "out") == 0
-    assert predict(place / "run", "data/images", "--out", "source", "--source-values") == 0
+    arguments = (
+        *SMALL_ARGUMENTS,
+        "--data.dataset",
+        "folder",
+        "--data.root",
+        "data",
+        "--data.crop",
+        "32",
+        "32",
+        "--steps",
+        "1",
+    )
+    recipe = load_recipe("scenes/caa_resnet18", [*arguments, "--validate_every", "1"])
+    train(recipe, cwd / "run", device="cpu")
+    assert predict(cwd / "run", "data/images", "--out", "out") == 0
+    assert predict(cwd / "run", "data/images", "--out", "source", "--source-values") == 0
     with Image.open("source/labels/0.png") as image:
         assert image.mode == "L"
-        assert np.array_equal(np.array(image), 255 * values(place / "out/labels/0.png"))
-    assert predict(place / "run", "data/images", "--out", "source") == 2
+        assert np.array_equal(np.array(image), 255 * values(cwd / "out/labels/0.png"))
+    assert predict(cwd / "run", "data/images", "--out", "source") == 2
     assert "source_values true, not false" in capsys.readouterr().err
     assert predict(model, "photos", "--out", "unknown", "--source-values") == 2
     assert "the values of its training masks are unknown" in capsys.readouterr().err
-    assert not (place / "unknown").exists()
+    assert not (cwd / "unknown").exists()
 
 
-def test_results_follow_the_exif_rotation_of_the_image(model: Path, place: Path) -> None:
+def test_results_follow_the_exif_rotation_of_the_image(model: Path, cwd: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6  # to be turned clockwise
-    save(0, place / "turned.png", exif=turned)
+    save(0, cwd / "turned.png", exif=turned)
     assert predict(model, "turned.png", "--out", "out", "--probabilities") == 0
     upright = np.ascontiguousarray(np.rot90(scene(0).permute(1, 2, 0).numpy(), k=-1))
-    labels = values(place / "out/labels/turned.png")
+    labels = values(cwd / "out/labels/turned.png")
     assert labels.shape == (96, 72)
     assert np.array_equal(labels, Predictor(load_model(model))(upright))
-    with Image.open(place / "out/overlays/turned.jpg") as image:
+    with Image.open(cwd / "out/overlays/turned.jpg") as image:
         assert image.size == (72, 96)
         assert not image.getexif()
-    assert np.load(place / "out/probabilities/turned.npy").shape == (96, 72, CLASSES)
+    assert np.load(cwd / "out/probabilities/turned.npy").shape == (96, 72, CLASSES)
 
 
 @pytest.mark.parametrize("average", ["logits", "probabilities"])
-def test_options_give_the_results_of_a_predictor_with_the_same_options(model: Path, place: Path, average: str) -> None:
-    words = ["--scales", "0.5,1.0", "--flip", "--average", average, "--output-stride", "8", "--precision", "bf16"]
-    assert predict(model, "photos/y.jpg", "--out", "out", "--probabilities", *words) == 0
+def test_options_give_the_results_of_a_predictor_with_the_same_options(model: Path, cwd: Path, average: str) -> None:
+    arguments = ["--scales", "0.5,1.0", "--flip", "--average", average, "--output-stride", "8", "--precision", "bf16"]
+    assert predict(model, "photos/y.jpg", "--out", "out", "--probabilities", *arguments) == 0
     network = caaseg.models.with_output_stride(load_model(model), 8)
     predictor = Predictor(network, scales=(0.5, 1.0), flip=True, average=average, precision="bf16")  # type: ignore[arg-type]
     scores = predictor.scores(read_image(Path("photos/y.jpg"))[None])[0]
     probabilities = scores.softmax(0) if average == "logits" else scores
-    kept = np.load(place / "out/probabilities/y.npy")
+    kept = np.load(cwd / "out/probabilities/y.npy")
     np.testing.assert_allclose(kept, probabilities.permute(1, 2, 0), atol=0.02)  # batches of another size round so
-    assert (values(place / "out/labels/y.png") == scores.argmax(0).numpy()).mean() > 0.98
+    assert (values(cwd / "out/labels/y.png") == scores.argmax(0).numpy()).mean() > 0.98
 
 
 def test_windows_are_blended_and_compared_with_a_shifted_grid(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--compare-grids", "--json", "out.json"]
-    assert predict(model, *words) == 0
-    expected = Predictor(load_model(model), window=(48, 33))(place / "photos/y.jpg")
-    found = values(place / "out/labels/y.png")
+    arguments = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--compare-grids", "--json", "out.json"]
+    assert predict(model, *arguments) == 0
+    expected = Predictor(load_model(model), window=(48, 33))(cwd / "photos/y.jpg")
+    found = values(cwd / "out/labels/y.png")
     assert (found == expected).mean() > 0.999  # but for rounding
-    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
     share = picture["grid_disagreement"]
     assert 0 < share < 1
     assert (
@@ -184,8 +195,8 @@ def test_windows_are_blended_and_compared_with_a_shifted_grid(
         in capsys.readouterr().out
     )
     assert picture["windowed"]
-    assert predict(model, *words) == 0  # known from before
-    (again,) = json.loads((place / "out.json").read_text())["pictures"]
+    assert predict(model, *arguments) == 0  # known from before
+    (again,) = json.loads((cwd / "out.json").read_text())["pictures"]
     assert again["there_already"]
     assert again["grid_disagreement"] == share
 
@@ -208,36 +219,36 @@ def test_large_images_are_tiled(size: tuple[int, int], num_classes: int, is_tile
 
 
 def test_a_repeated_command_predicts_only_missing_and_changed_images(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos", "--out", "out") == 0
     assert capsys.readouterr().out.startswith("3 predicted, 0 there already, 0 failed: out\n")
-    first = results(place / "out")
+    first = results(cwd / "out")
     assert predict(model, "photos", "--out", "out") == 0
     assert capsys.readouterr().out.startswith("0 predicted, 3 there already, 0 failed: out\n")
-    assert results(place / "out") == first
+    assert results(cwd / "out") == first
 
-    save(3, place / "photos/a/x.png")  # another picture of that name
-    (place / "out/overlays/b/x.jpg").unlink()
+    save(3, cwd / "photos/a/x.png")  # another picture of that name
+    (cwd / "out/overlays/b/x.jpg").unlink()
     assert predict(model, "photos", "--out", "out") == 0
     assert capsys.readouterr().out.startswith("2 predicted, 1 there already")
-    expected = Predictor(load_model(model))(place / "photos/a/x.png")
-    assert np.array_equal(values(place / "out/labels/a/x.png"), expected)
-    assert results(place / "out")["labels/y.png"] == first["labels/y.png"]
+    expected = Predictor(load_model(model))(cwd / "photos/a/x.png")
+    assert np.array_equal(values(cwd / "out/labels/a/x.png"), expected)
+    assert results(cwd / "out")["labels/y.png"] == first["labels/y.png"]
 
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
     assert capsys.readouterr().out.startswith("3 predicted, 0 there already")
-    save(4, place / "photos/a/x.png")
+    save(4, cwd / "photos/a/x.png")
     assert predict(model, "photos", "--out", "out") == 0
-    assert not (place / "out/probabilities/a/x.npy").exists()  # they were another picture's
-    assert (place / "out/probabilities/b/x.npy").exists()
+    assert not (cwd / "out/probabilities/a/x.npy").exists()  # they were another picture's
+    assert (cwd / "out/probabilities/b/x.npy").exists()
 
 
 def test_the_content_of_an_image_file_decides_whether_it_is_predicted_again(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An edited image may have the same number of bytes and the same modification time; a copy has another time."""
-    path = place / "photos/z.bmp"  # not compressed: all images of one size have the same number of bytes
+    path = cwd / "photos/z.bmp"  # not compressed: all images of one size have the same number of bytes
     save(0, path)
     status = path.stat()
     assert predict(model, "photos/z.bmp", "--out", "out") == 0
@@ -252,71 +263,71 @@ def test_the_content_of_an_image_file_decides_whether_it_is_predicted_again(
     assert capsys.readouterr().out.startswith("0 predicted, 1 there already")
 
 
-def test_results_that_are_not_requested_again_are_kept(model: Path, place: Path) -> None:
-    words = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--json", "out.json"]
-    kept = place / "out/probabilities/y.npy"
-    assert predict(model, *words, "--probabilities") == 0
+def test_results_that_are_not_requested_again_are_kept(model: Path, cwd: Path) -> None:
+    arguments = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--json", "out.json"]
+    kept = cwd / "out/probabilities/y.npy"
+    assert predict(model, *arguments, "--probabilities") == 0
     before = kept.stat().st_mtime_ns
-    assert predict(model, *words, "--compare-grids") == 0
+    assert predict(model, *arguments, "--compare-grids") == 0
     assert kept.stat().st_mtime_ns == before
-    (place / "out/overlays/y.jpg").unlink()
-    assert predict(model, *words) == 0  # makes it again
-    assert predict(model, *words, "--probabilities", "--compare-grids") == 0
-    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    (cwd / "out/overlays/y.jpg").unlink()
+    assert predict(model, *arguments) == 0  # makes it again
+    assert predict(model, *arguments, "--probabilities", "--compare-grids") == 0
+    (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
     assert picture["there_already"]
     assert 0 < picture["grid_disagreement"] < 1
 
 
-def test_a_directory_without_predictions_may_be_used_with_other_options(model: Path, place: Path) -> None:
+def test_a_directory_without_predictions_may_be_used_with_other_options(model: Path, cwd: Path) -> None:
     assert predict(model, "nowhere", "--out", "out") == 2
     assert predict(model, "photos/y.jpg", "--out", "out", "--flip") == 0
     assert predict(model, "photos/y.jpg", "--out", "out") == 2
 
 
 def test_predictions_of_another_model_or_other_options_in_the_directory_are_an_error(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos/y.jpg", "--out", "out") == 0
-    shutil.copytree(model, place / "copy")
-    assert predict(place / "copy", "photos/y.jpg", "--out", "out") == 0  # the same model elsewhere
-    before = results(place / "out")
+    shutil.copytree(model, cwd / "copy")
+    assert predict(cwd / "copy", "photos/y.jpg", "--out", "out") == 0  # the same model elsewhere
+    before = results(cwd / "out")
     network = varied_model()
     with torch.no_grad():
         network.classifier.weight += 1e-3
-    network.save_pretrained(place / "other")
+    network.save_pretrained(cwd / "other")
     capsys.readouterr()
-    for words, what in (
+    for arguments, what in (
         ([str(model), "--flip"], "flip false, not true"),
         ([str(model), "--scales", "2", "--window", "64"], "scales [1.0], not [2.0] and with window null, not [64, 64]"),
         ([str(model), "--output-stride", "8"], "output_stride 16, not 8"),
-        ([str(place / "other")], f'model_sha256 "{digest(model)}", not "{digest(place / "other")}"'),
+        ([str(cwd / "other")], f'model_sha256 "{digest(model)}", not "{digest(cwd / "other")}"'),
     ):
-        assert main(["predict", words[0], "photos", "--out", "out", *words[1:]]) == 2
+        assert main(["predict", arguments[0], "photos", "--out", "out", *arguments[1:]]) == 2
         assert f"out: has predictions with {what}; use another --out" in capsys.readouterr().err
-    assert results(place / "out") == before
-    (place / "out/predict.json").write_text("[]")
+    assert results(cwd / "out") == before
+    (cwd / "out/predict.json").write_text("[]")
     assert predict(model, "photos", "--out", "out") == 2
     assert "out/predict.json: not a record of predictions" in capsys.readouterr().err
 
 
 def test_predict_never_replaces_the_labels_of_a_dataset(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save(0, place / "my/images/x.png")
-    (place / "my/labels").mkdir()
-    (place / "my/labels/x.png").write_bytes(b"drawn by hand")
-    before = results(place / "my")
+    save(0, cwd / "my/images/x.png")
+    (cwd / "my/labels").mkdir()
+    (cwd / "my/labels/x.png").write_bytes(b"drawn by hand")
+    before = results(cwd / "my")
     assert predict(model, "my/images", "--out", "my") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("caaseg: my/labels: has files, and caaseg predict did not write them, because there")
     assert captured.err.count("\n") == 1
-    assert results(place / "my") == before
+    assert results(cwd / "my") == before
 
 
 def test_names_with_markup_and_escape_sequences_are_printed_escaped(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "photos/a\x1b[2J\nb.png").write_text("not an image")
+    (cwd / "photos/a\x1b[2J\nb.png").write_text("not an image")
     assert predict(model, "photos", "--out", "[/]run\x1b[2J", "--json", "[/b].json") == 2
     captured = capsys.readouterr()
     assert captured.out == "3 predicted, 0 there already, 1 failed: [/]run\\x1b[2J\nnumbers: [/b].json\n"
@@ -324,20 +335,20 @@ def test_names_with_markup_and_escape_sequences_are_printed_escaped(
     assert captured.err.count("\n") == 1
 
 
-def test_an_image_may_have_the_name_of_the_record(model: Path, place: Path) -> None:
-    shutil.copy(place / "photos" / "a" / "x.png", place / "predict.json.png")
+def test_an_image_may_have_the_name_of_the_record(model: Path, cwd: Path) -> None:
+    shutil.copy(cwd / "photos" / "a" / "x.png", cwd / "predict.json.png")
     assert main(["predict", str(model), "predict.json.png", "--out", "out", "--device", "cpu"]) == 0
 
 
 def test_bad_files_are_reported_and_the_other_images_are_predicted(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (place / "photos/a/bad.png").write_text("not an image")
-    whole = (place / "photos/y.jpg").read_bytes()
-    (place / "photos/cut.jpg").write_bytes(whole[: len(whole) // 2])
-    (place / "photos/notes.txt").write_text("left out")
-    words = ["photos", "gone.png", "photos/*.gif", "--out", "out", "--json", "-"]
-    assert predict(model, *words) == 2
+    (cwd / "photos/a/bad.png").write_text("not an image")
+    whole = (cwd / "photos/y.jpg").read_bytes()
+    (cwd / "photos/cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (cwd / "photos/notes.txt").write_text("left out")
+    arguments = ["photos", "gone.png", "photos/*.gif", "--out", "out", "--json", "-"]
+    assert predict(model, *arguments) == 2
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert "3 predicted, 0 there already, 3 failed: out" in captured.err
@@ -355,7 +366,7 @@ def test_bad_files_are_reported_and_the_other_images_are_predicted(
 
 
 def test_a_name_that_cannot_be_written_does_not_stop_the_other_images(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     long = "n" * 250 + ".png"  # which with anything more is too long for the file system
     shutil.copy("photos/a/x.png", f"photos/{long}")
@@ -365,21 +376,21 @@ def test_a_name_that_cannot_be_written_does_not_stop_the_other_images(
     error = capsys.readouterr().err
     assert f"caaseg: photos/{long}: its results cannot be written" in error
     assert error.count("\n") == 1
-    assert (place / os.fsdecode(b"out/labels/\xff.png")).is_file()
-    assert len(json.loads((place / "out.json").read_text())["pictures"]) == 5
+    assert (cwd / os.fsdecode(b"out/labels/\xff.png")).is_file()
+    assert len(json.loads((cwd / "out.json").read_text())["pictures"]) == 5
 
 
 def test_the_output_directory_may_be_inside_the_input_directory(
-    model: Path, place: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out in ("photos", "photos/results"):
         for done in ("3 predicted, 0 there already", "0 predicted, 3 there already"):
             assert predict(model, "photos", "--out", out) == 0
             assert capsys.readouterr().out.startswith(done)
-        shutil.rmtree(place / out / "labels")
-        shutil.rmtree(place / out / "overlays")
-        shutil.rmtree(place / out / "metadata")
-        (place / out / "predict.json").unlink()
+        shutil.rmtree(cwd / out / "labels")
+        shutil.rmtree(cwd / out / "overlays")
+        shutil.rmtree(cwd / out / "metadata")
+        (cwd / out / "predict.json").unlink()
 
 
 class Failing(nn.Module):
@@ -408,37 +419,37 @@ class Failing(nn.Module):
     ],
 )
 def test_an_image_on_which_the_model_fails_does_not_stop_the_other_images(
-    error: Exception, message: str, place: Path
+    error: Exception, message: str, cwd: Path
 ) -> None:
     Image.new("RGB", (120, 10)).save("wide.png")
     pictures = [InputImage(Path("wide.png"), Path("wide")), InputImage(Path("photos/y.jpg"), Path("y"))]
     model = LoadedModel(Failing(error), 3, None, distinct_colors(3), "")
-    bad, good = predict_images(PredictTask(model=model, options=PredictOptions(), out=place / "out"), pictures)
+    bad, good = predict_images(PredictTask(model=model, options=PredictOptions(), out=cwd / "out"), pictures)
     assert bad.message is not None
     assert bad.message.startswith(message)
-    assert good.labels == str(place / "out/labels/y.png")
+    assert good.labels == str(cwd / "out/labels/y.png")
 
 
-def test_a_full_disk_stops_the_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_stops_the_command(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    (place / "out/labels").mkdir(parents=True)
-    monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the place beside is known
+    (cwd / "out/labels").mkdir(parents=True)
+    monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the temporary path is known
     # Keep the link that is put there.
     monkeypatch.setattr("caaseg.prediction_directory.remove_stale_temporaries", lambda _: None)
-    (place / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
+    (cwd / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
     task = PredictTask(
-        model=LoadedModel(nn.Identity(), 3, None, distinct_colors(3), ""), options=PredictOptions(), out=place / "out"
+        model=LoadedModel(nn.Identity(), 3, None, distinct_colors(3), ""), options=PredictOptions(), out=cwd / "out"
     )
     with pytest.raises(OSError, match="No space left"):
         predict_images(
             task, [InputImage(Path("photos/y.jpg"), Path("y")), InputImage(Path("photos/a/x.png"), Path("x"))]
         )
-    assert not (place / "out/labels/x.png").exists()
+    assert not (cwd / "out/labels/x.png").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--out", "photos/y.jpg"], "--out is 'photos/y.jpg', which is a file; expected a new or existing directory"),
         (["--out", "out", "--scales", "big"], "--scales is ['big']; expected a valid number"),
@@ -448,17 +459,17 @@ def test_a_full_disk_stops_the_command(place: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_bad_options_give_one_message(
-    model: Path, place: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert predict(model, "photos", *words) == 2
+    assert predict(model, "photos", *arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
     assert captured.err.count("\n") == 1
-    assert not (place / "out").exists()
+    assert not (cwd / "out").exists()
 
 
-def test_the_pixel_limit_is_an_option(model: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pixel_limit_is_an_option(model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96 - 1)) == 2
     assert "photos/y.jpg: 96 x 72 pixels; expected at most 6,911; resize or crop the image, or raise" in (
         capsys.readouterr().err
@@ -466,22 +477,22 @@ def test_the_pixel_limit_is_an_option(model: Path, place: Path, capsys: pytest.C
     assert predict(model, "photos/y.jpg", "--out", "out", "--max-pixels", str(72 * 96)) == 0
 
 
-def command(model: Path, *words: str) -> list[str]:
-    return ["predict", str(model), *words, "--device", "cpu"]
+def command(model: Path, *arguments: str) -> list[str]:
+    return ["predict", str(model), *arguments, "--device", "cpu"]
 
 
-def check_shared_outcomes(place: Path, out: str, err: str) -> None:
+def check_shared_outcomes(cwd: Path, out: str, err: str) -> None:
     """Check the output of two processes that predicted three images and one bad file."""
     assert out.count("3 predicted, 0 there already, 1 failed: out") == 1, err
     assert err.count("caaseg: photos/bad.png: not an image") == 1
-    assert len(json.loads((place / "out.json").read_text())["pictures"]) == 4
-    assert len(list((place / "out/labels").rglob("*.png"))) == 3
+    assert len(json.loads((cwd / "out.json").read_text())["pictures"]) == 4
+    assert len(list((cwd / "out/labels").rglob("*.png"))) == 3
 
 
-def test_two_ranks_share_the_images(model: Path, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (place / "photos/bad.png").write_text("not an image")
+def test_two_ranks_share_the_images(model: Path, cwd: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (cwd / "photos/bad.png").write_text("not an image")
     assert run_ranks(exit_with_command, command(model, "photos", "--out", "out", "--json", "out.json")) == [2, 0]
-    check_shared_outcomes(place, *capfd.readouterr())
+    check_shared_outcomes(cwd, *capfd.readouterr())
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -492,14 +503,14 @@ def contents(out: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (10, 5)])
 def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
     model: Path,
-    place: Path,
+    cwd: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     first: int,
     step: int,
 ) -> None:
     for k in range(4):
-        save(k, place / f"photos/{k}.png")
+        save(k, cwd / f"photos/{k}.png")
     assert predict(model, "photos", "--out", "whole") == 0
     assert capsys.readouterr().out.startswith("7 predicted, 0 there already")
     for name, value in (("COUNT", 4), ("MIN", first), ("MAX", first + 3 * step), ("STEP", step)):
@@ -510,11 +521,11 @@ def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
         printed = capsys.readouterr().out
         assert printed.startswith(f"{number} predicted, 0 there already")
         assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images are its share\n")
-    assert contents(place / "parts") == contents(place / "whole")
+    assert contents(cwd / "parts") == contents(cwd / "whole")
 
 
 def test_a_slurm_array_with_gaps_is_refused(
-    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in (("ID", 1), ("COUNT", 3), ("MIN", 1), ("MAX", 9)):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
@@ -523,8 +534,8 @@ def test_a_slurm_array_with_gaps_is_refused(
 
 
 @pytest.mark.slow
-def test_processes_of_torchrun_share_the_images(model: Path, place: Path) -> None:
-    (place / "photos/bad.png").write_text("not an image")
+def test_processes_of_torchrun_share_the_images(model: Path, cwd: Path) -> None:
+    (cwd / "photos/bad.png").write_text("not an image")
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "caaseg"]
     result = subprocess.run(
         [*launch, *command(model, "photos", "--out", "out", "--json", "out.json")],
@@ -535,14 +546,14 @@ def test_processes_of_torchrun_share_the_images(model: Path, place: Path) -> Non
         check=False,
     )
     assert result.returncode != 0
-    check_shared_outcomes(place, result.stdout, result.stderr)
+    check_shared_outcomes(cwd, result.stdout, result.stderr)
 
 
-def test_an_image_locked_by_another_process_is_predicted_last(model: Path, place: Path) -> None:
+def test_an_image_locked_by_another_process_is_predicted_last(model: Path, cwd: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ready = context.Queue()
-    (place / "out").mkdir()
-    other = context.Process(target=hold_lock, args=(place / "out", "metadata/y.json", ready), daemon=True)
+    (cwd / "out").mkdir()
+    other = context.Process(target=hold_lock, args=(cwd / "out", "metadata/y.json", ready), daemon=True)
     other.start()
     try:
         assert ready.get(timeout=60)
@@ -578,65 +589,65 @@ def test_an_image_locked_by_another_process_is_predicted_last(model: Path, place
     ],
 )
 def test_evaluate_scores_the_labels_that_predict_writes(
-    model: Path, place: Path, monkeypatch: pytest.MonkeyPatch, window: str | None, scales: str, flip: bool
+    model: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch, window: str | None, scales: str, flip: bool
 ) -> None:
     data = Scenes("val", length=3, size=(72, 96))
     samples = [data[k] for k in range(3)]
     scenes = replace(DATASETS["scenes"], open=lambda *_: data)
     monkeypatch.setitem(DATASETS, "scenes", scenes)
-    varied_model(len(data.classes)).save_pretrained(place / "scenes")
+    varied_model(len(data.classes)).save_pretrained(cwd / "scenes")
     options = ["--scales", scales, *(["--window", window] if window else []), *(["--flip"] if flip else [])]
-    words = ["--dataset", "scenes", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
-    assert main(["evaluate", "scenes", *words, *options]) == 0
+    arguments = ["--dataset", "scenes", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
+    assert main(["evaluate", "scenes", *arguments, *options]) == 0
 
     for sample in samples:
-        Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(place / f"{sample.name}.png")
-    assert predict(place / "scenes", *(f"{sample.name}.png" for sample in samples), "--out", "out", *options) == 0
+        Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(cwd / f"{sample.name}.png")
+    assert predict(cwd / "scenes", *(f"{sample.name}.png" for sample in samples), "--out", "out", *options) == 0
     matrix = ConfusionMatrix(len(data.classes), torch.device("cpu"))
     for sample in samples:
-        matrix.update(torch.from_numpy(values(place / f"out/labels/{sample.name}.png")).long(), sample.label)
-    assert json.loads((place / "scores.json").read_text())["confusion"] == matrix.counts.tolist()
+        matrix.update(torch.from_numpy(values(cwd / f"out/labels/{sample.name}.png")).long(), sample.label)
+    assert json.loads((cwd / "scores.json").read_text())["confusion"] == matrix.counts.tolist()
     assert (matrix.counts.sum(0) > 0).sum() > 3  # predicted classes
 
 
-def test_temporary_files_of_a_killed_process_are_deleted(model: Path, place: Path) -> None:
-    left = [place / f"out/{name}" for name in ("labels/.y.0123456789ab.part.png", "overlays/.y.0123456789ab.part.jpg")]
+def test_temporary_files_of_a_killed_process_are_deleted(model: Path, cwd: Path) -> None:
+    left = [cwd / f"out/{name}" for name in ("labels/.y.0123456789ab.part.png", "overlays/.y.0123456789ab.part.jpg")]
     for path in left:
         path.parent.mkdir(parents=True)
         path.touch()
     assert predict(model, "photos/y.jpg", "--out", "out") == 0
-    assert (place / "out/labels/y.png").exists()
+    assert (cwd / "out/labels/y.png").exists()
     assert not any(path.exists() for path in left)
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_images_and_redo_those_of_a_killed_one(model: Path, place: Path) -> None:
+def test_two_processes_share_the_images_and_redo_those_of_a_killed_one(model: Path, cwd: Path) -> None:
     for k in range(40):
-        save(k % 8, place / f"photos/many/{k}.png")
+        save(k % 8, cwd / f"photos/many/{k}.png")
     launch = [sys.executable, "-m", "caaseg", *command(model, "photos", "--out", "out", "--scales", "1,2,3")]
 
     def start(name: str) -> "subprocess.Popen[str]":
         return subprocess.Popen([*launch, "--json", name], stdout=subprocess.PIPE, text=True)
 
     with start("one.json") as one, start("two.json") as two, start("three.json") as three:
-        while not list((place / "out").rglob("labels/*/*.png")):  # all three have begun, or will
+        while not list((cwd / "out").rglob("labels/*/*.png")):  # all three have begun, or will
             assert three.poll() is None
         three.kill()
         assert one.wait(300) == two.wait(300) == 0
-    told = [json.loads((place / name).read_text())["pictures"] for name in ("one.json", "two.json")]
+    told = [json.loads((cwd / name).read_text())["pictures"] for name in ("one.json", "two.json")]
     for pictures in told:
         assert len(pictures) == 43  # each gives a whole account
         assert all(picture["labels"] is not None for picture in pictures)
     done = [{p["image"] for p in pictures if not p["there_already"]} for pictures in told]
     assert not done[0] & done[1]  # none was done twice
-    assert not list((place / "out").rglob("*.part.*"))  # who did the killed one's picture again cleared up
-    assert {path.stem for path in (place / "out/labels/many").iterdir()} >= {str(k) for k in range(40)}
+    assert not list((cwd / "out").rglob("*.part.*"))  # who did the killed one's picture again cleared up
+    assert {path.stem for path in (cwd / "out/labels/many").iterdir()} >= {str(k) for k in range(40)}
 
 
-def peak_memory(model: Path, *words: str) -> int:
+def peak_memory(model: Path, *arguments: str) -> int:
     """Return the peak memory of a process that predicts, in bytes."""
     result = subprocess.run(
-        [sys.executable, "-m", "tests.peak_memory", *command(model, *words)],
+        [sys.executable, "-m", "tests.peak_memory", *command(model, *arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
@@ -647,16 +658,16 @@ def peak_memory(model: Path, *words: str) -> int:
     return int(result.stdout.rpartition("peak ")[2])
 
 
-def damaged(model: Path, place: Path, number: int, seed: int) -> None:
+def damaged(model: Path, cwd: Path, number: int, seed: int) -> None:
     """So many damaged files: each ends in labels that can be read, or in a message that names it."""
     rng, seeds = np.random.default_rng(seed), encoded_images()
-    folder = place / "damaged"
+    folder = cwd / "damaged"
     folder.mkdir()
     for k in range(number):
         (folder / f"{k:03d}.png").write_bytes(mutated(seeds[k % len(seeds)], rng))  # whatever is in it
     (folder / f"{number:03d}.png").write_bytes(seeds[0])  # one that is whole, after all others
     assert predict(model, "damaged", "--out", "out", "--json", "out.json") == 2
-    pictures = json.loads((place / "out.json").read_text())["pictures"]
+    pictures = json.loads((cwd / "out.json").read_text())["pictures"]
     assert [picture["image"] for picture in pictures] == [f"damaged/{k:03d}.png" for k in range(number + 1)]
     good = [picture for picture in pictures if picture["labels"] is not None]
     bad = [picture for picture in pictures if picture["message"] is not None]
@@ -665,54 +676,54 @@ def damaged(model: Path, place: Path, number: int, seed: int) -> None:
     assert len(bad) > number // 4
     assert good[-1]["image"] == f"damaged/{number:03d}.png"
     for picture in good:
-        assert values(place / picture["labels"]).shape == tuple(picture["size"])
+        assert values(cwd / picture["labels"]).shape == tuple(picture["size"])
     for picture in bad:
         assert picture["message"].startswith(f"{picture['image']}: ")
         assert picture["labels"] is None
-    written = {str(path.relative_to(place)) for path in (place / "out/labels").iterdir()}
+    written = {str(path.relative_to(cwd)) for path in (cwd / "out/labels").iterdir()}
     assert written == {picture["labels"] for picture in good}
 
 
 @pytest.mark.filterwarnings("ignore")  # damaged metadata may make Pillow warn, and is no fault
-def test_40_damaged_files_end_in_results_or_messages(model: Path, place: Path) -> None:
-    damaged(model, place, 40, seed=0)
+def test_40_damaged_files_end_in_results_or_messages(model: Path, cwd: Path) -> None:
+    damaged(model, cwd, 40, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_500_damaged_files_end_in_results_or_messages(model: Path, place: Path) -> None:
-    damaged(model, place, 500, seed=1)
+def test_500_damaged_files_end_in_results_or_messages(model: Path, cwd: Path) -> None:
+    damaged(model, cwd, 500, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
-def test_an_image_of_10000_x_8000_takes_less_than_4_gb(place: Path) -> None:
-    varied_model(19, decoder=False).save_pretrained(place / "model")
+def test_an_image_of_10000_x_8000_takes_less_than_4_gb(cwd: Path) -> None:
+    varied_model(19, decoder=False).save_pretrained(cwd / "model")
     small = Image.fromarray(scene(0, 320, 400).permute(1, 2, 0).numpy())
-    small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(place / "huge.jpg", quality=90)
-    peak = peak_memory(place / "model", "huge.jpg", "--out", "out", "--json", "out.json")
+    small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(cwd / "huge.jpg", quality=90)
+    peak = peak_memory(cwd / "model", "huge.jpg", "--out", "out", "--json", "out.json")
     assert 0.3e9 < peak < 4e9
-    (picture,) = json.loads((place / "out.json").read_text())["pictures"]
+    (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
     assert picture["size"] == [8000, 10_000]
     assert picture["windowed"]
-    labels = values(place / "out/labels/huge.png")
+    labels = values(cwd / "out/labels/huge.png")
     assert labels.shape == (8000, 10_000)
     assert len(np.unique(labels)) > 1
-    with Image.open(place / "out/overlays/huge.jpg") as image:
+    with Image.open(cwd / "out/overlays/huge.jpg") as image:
         assert image.size == (10_000, 8000)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is counted in other units elsewhere")
-def test_300_photos_of_mixed_sizes_take_as_much_memory_as_the_first_100(model: Path, place: Path) -> None:
+def test_300_photos_of_mixed_sizes_take_as_much_memory_as_the_first_100(model: Path, cwd: Path) -> None:
     """No two photos have the same size, and the first one is the largest."""
     peaks = []
     for number in (100, 300):
-        directory = place / str(number)
+        directory = cwd / str(number)
         directory.mkdir()
         for k in range(number):
             size = (400 - k, 300 - 7 * k % 200)
             Image.linear_gradient("L").resize(size).convert("RGB").save(directory / f"{k:03}.jpg")
         peaks.append(peak_memory(model, str(number), "--out", f"out-{number}"))
-        assert len(list((place / f"out-{number}/labels").iterdir())) == number
+        assert len(list((cwd / f"out-{number}/labels").iterdir())) == number
     assert peaks[1] < peaks[0] + 40e6  # the pixels of 200 photos take 31 MB, their scores 250 MB

@@ -86,9 +86,9 @@ def test_python_examples_run_and_their_shapes_are_right(
 
 @pytest.mark.parametrize("command", [command for block in blocks(README) for command in block])
 def test_a_command_and_its_options_exist(command: str) -> None:
-    words = shlex.split(command, comments=True)
-    function, options = parse(words)  # raises if the command or one of its options does not exist
-    assert function.__name__ == "_".join(words[:2] if words[0] in ("data", "benchmark") else words[:1])
+    arguments = shlex.split(command, comments=True)
+    function, options = parse(arguments)  # raises if the command or one of its options does not exist
+    assert function.__name__ == "_".join(arguments[:2] if arguments[0] in ("data", "benchmark") else arguments[:1])
     if options.get("recipe"):
         assert caaseg.load_recipe(options["recipe"], options["overrides"]).steps > 0
 
@@ -120,12 +120,12 @@ def test_twenty_photos_of_your_own_give_a_model_much_better_than_from_random_wei
     assert max(cpu_times) < 2 * 4 * 60  # 4 minutes on 2 cores
     assert len(list((tmp_path / "predictions/overlays").iterdir())) == 20
     [training] = [command for command in FOLDER_COMMANDS if command.startswith("train")]
-    words = [*shlex.split(training.replace("my-run", "random-run")), "--init-from", "none"]
-    assert main(words) == 0
+    arguments = [*shlex.split(training.replace("my-run", "random-run")), "--init-from", "none"]
+    assert main(arguments) == 0
     scores = {}
     for run in ("my-run", "random-run"):
-        words = ["--dataset", "folder", "--root", "others", "--split", "train+val", "--json", f"{run}.json"]
-        assert main(["evaluate", run, *words]) == 0
+        arguments = ["--dataset", "folder", "--root", "others", "--split", "train+val", "--json", f"{run}.json"]
+        assert main(["evaluate", run, *arguments]) == 0
         scores[run] = json.loads(Path(f"{run}.json").read_text())["mean_iou"]
     assert scores["my-run"] > 0.45
     assert scores["my-run"] > scores["random-run"] + 0.1

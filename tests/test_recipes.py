@@ -66,8 +66,16 @@ def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Pa
     path.write_text(GOOD + "steps: 7\noptimizer: {lr: 1e-3}\n")
     recipe = load_recipe(path)
     assert (recipe.model.head, recipe.steps, recipe.optimizer.lr, recipe.batch_size) == ("fcn", 7, 0.001, 16)
-    words = ["--steps=9", "--model.output-stride", "8", "--data.crop", "[32, 64]", "--optimizer.clip_grad_norm", "null"]
-    changed = load_recipe(path, words)
+    arguments = [
+        "--steps=9",
+        "--model.output-stride",
+        "8",
+        "--data.crop",
+        "[32, 64]",
+        "--optimizer.clip_grad_norm",
+        "null",
+    ]
+    changed = load_recipe(path, arguments)
     assert (changed.steps, changed.model.output_stride, changed.data.crop, changed.model.head) == (
         9,
         8,
@@ -78,7 +86,7 @@ def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "key", "value"),
+    ("arguments", "key", "value"),
     [
         ("--deterministic --steps 5", "deterministic", True),
         ("--deterministic --steps 5", "steps", 5),
@@ -102,8 +110,8 @@ def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Pa
         ("--precision 16", "precision", "16"),
     ],
 )
-def test_options_are_read_as_the_type_of_their_value(words: str, key: str, value: object) -> None:
-    found: object = load_recipe("folder/caa_resnet18", words.split())
+def test_options_are_read_as_the_type_of_their_value(arguments: str, key: str, value: object) -> None:
+    found: object = load_recipe("folder/caa_resnet18", arguments.split())
     for name in key.split("."):
         found = getattr(found, name)
     assert found == value
@@ -190,7 +198,7 @@ def test_a_bad_recipe_is_one_message_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
         (["--lr", "3"], "unknown option --lr; did you mean --optimizer.lr?"),
@@ -228,9 +236,9 @@ def test_a_bad_recipe_is_one_message_and_exit_code_2(
     ],
 )
 def test_a_bad_command_line_is_one_message_and_exit_code_2(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "scenes/caa_resnet18", "--out", str(tmp_path / "run"), *words]) == 2
+    assert main(["train", "scenes/caa_resnet18", "--out", str(tmp_path / "run"), *arguments]) == 2
     said = capsys.readouterr().err
     assert re.match(rf"caaseg: .*{re.escape(message)}", said), said
     assert not (tmp_path / "run").exists()
@@ -268,7 +276,7 @@ def test_a_recipe_is_shown_and_copied_with_every_value(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["show"], "caaseg recipes show needs NAME; caaseg recipes lists all names"),
         (["copy", "scenes/demo_caa"], "caaseg recipes copy needs NAME and FILE, the new YAML file"),
@@ -277,9 +285,9 @@ def test_a_recipe_is_shown_and_copied_with_every_value(
     ],
 )
 def test_a_bad_recipes_command_is_one_message(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["recipes", *words]) == 2
+    assert main(["recipes", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

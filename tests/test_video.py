@@ -166,8 +166,8 @@ def test_the_command_predicts_images_and_videos(
     write_clip(tmp_path / "in/street.mp4", 3, size=(72, 96))
     (tmp_path / "in/text.mov").write_text("not a video")
     av.VideoFrame.from_ndarray(scene(0).permute(1, 2, 0).numpy().copy(), format="rgb24").to_image().save("in/a.png")
-    words = ["predict", "model", "in", "--out", "out", "--device", "cpu", "--json", "out.json"]
-    assert main(words) == 2
+    arguments = ["predict", "model", "in", "--out", "out", "--device", "cpu", "--json", "out.json"]
+    assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out.startswith("2 predicted, 0 there already, 1 failed: out\nin/street.mp4: 3 frames, ")
     assert "frames per second: out/overlays/street.mp4\n" in captured.out
@@ -182,14 +182,14 @@ def test_the_command_predicts_images_and_videos(
     assert outcomes["in/street.mp4"]["frames_per_second"] > 0
 
     (tmp_path / "in/text.mov").unlink()
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("0 predicted, 2 there already, 0 failed: out\n")
     Path("out/overlays/street.mp4").write_bytes(b"damaged")
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert capsys.readouterr().out.startswith("1 predicted, 1 there already")
-    assert main([*words, "--smooth", "0.5"]) == 2
+    assert main([*arguments, "--smooth", "0.5"]) == 2
     assert "out: has predictions with smooth 0.0, not 0.5; use another --out" in capsys.readouterr().err
-    assert main([*words[:-2], "--probabilities"]) == 0  # of the image; the video is there already
+    assert main([*arguments[:-2], "--probabilities"]) == 0  # of the image; the video is there already
 
 
 def test_a_video_of_the_user_in_the_output_directory_is_not_replaced(

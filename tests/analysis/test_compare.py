@@ -145,8 +145,8 @@ def test_names_tell_models_apart() -> None:
 def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = [save_model(head, tmp_path / head) for head in ("fcn", "danet", "caa")]
     out, numbers = tmp_path / "compared.png", tmp_path / "numbers.json"
-    words = ["--dataset", "scenes", "--out", str(out), "--images", "2", "--workers", "0", "--json", str(numbers)]
-    assert main(["compare", *models, *words]) == 0
+    arguments = ["--dataset", "scenes", "--out", str(out), "--images", "2", "--workers", "0", "--json", str(numbers)]
+    assert main(["compare", *models, *arguments]) == 0
     assert "The models differ on " in capsys.readouterr().out
     with Image.open(out) as drawn:
         assert drawn.width == 1320
@@ -157,13 +157,13 @@ def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.Ca
     assert found["differing"] == sum(one["differing"] for one in found["images"])
     assert [one["boxes"] is not None for one in found["images"]].count(True) == 2
 
-    words[5] = "val-0-000003,val-0-000001"
-    assert main(["compare", *models[:2], *words]) == 0
+    arguments[5] = "val-0-000003,val-0-000001"
+    assert main(["compare", *models[:2], *arguments]) == 0
     chosen = [one["name"] for one in json.loads(numbers.read_text())["images"] if one["boxes"] is not None]
     assert sorted(chosen) == ["val-0-000001", "val-0-000003"]
     capsys.readouterr()
-    words[5] = "val-0-00001,val-0-000003"
-    assert main(["compare", *models[:2], *words]) == 2
+    arguments[5] = "val-0-00001,val-0-000003"
+    assert main(["compare", *models[:2], *arguments]) == 2
     assert capsys.readouterr().err == (
         "caaseg: --images has 'val-0-00001'; expected a number, or names of images of the split; the nearest are "
         "val-0-000001, val-0-000004, val-0-000003\n"
@@ -173,11 +173,11 @@ def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.usefixtures("few_scenes")
 def test_models_of_different_classes_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fcn, out = save_model("fcn", tmp_path / "fcn"), tmp_path / "compared.png"
-    words = ["--dataset", "scenes", "--out", str(out)]
-    assert main(["compare", fcn, *words]) == 2
+    arguments = ["--dataset", "scenes", "--out", str(out)]
+    assert main(["compare", fcn, *arguments]) == 2
     assert "is the only model; expected two or more" in capsys.readouterr().err
     build_model("fcn", num_classes=5).save_pretrained(tmp_path / "five")
-    assert main(["compare", fcn, str(tmp_path / "five"), *words]) == 2
+    assert main(["compare", fcn, str(tmp_path / "five"), *arguments]) == 2
     assert (
         f"{tmp_path / 'five'} has 5 classes (without names), but {fcn} has 8 (meadow, water, sand, ...); "
         "compare models with the same classes" in capsys.readouterr().err

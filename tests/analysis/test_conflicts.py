@@ -105,8 +105,8 @@ def test_the_command_writes_a_page_figures_and_numbers(
     head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out, numbers = save_model(head, tmp_path / "model"), tmp_path / "out", tmp_path / "numbers.json"
-    words = ["--dataset", "scenes", "--out", str(out), "--images", "1", "--workers", "0", "--json", str(numbers)]
-    assert main(["conflicts", model, *words]) == 0
+    arguments = ["--dataset", "scenes", "--out", str(out), "--images", "1", "--workers", "0", "--json", str(numbers)]
+    assert main(["conflicts", model, *arguments]) == 0
     output = capsys.readouterr().out
     found = json.loads(numbers.read_text())
     assert f"{found['all']['lost']:.2%} of the labeled pixels are lost" in output
@@ -125,11 +125,11 @@ def test_the_command_writes_a_page_figures_and_numbers(
 
 @pytest.mark.usefixtures("few_scenes")
 def test_bad_input_gives_exit_code_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--dataset", "scenes", "--out", str(tmp_path / "out")]
-    assert main(["conflicts", save_model("fcn", tmp_path / "fcn"), *words]) == 2
+    arguments = ["--dataset", "scenes", "--out", str(tmp_path / "out")]
+    assert main(["conflicts", save_model("fcn", tmp_path / "fcn"), *arguments]) == 2
     assert "the model's head is fcn" in capsys.readouterr().err
     danet = save_model("danet", tmp_path / "danet")
-    assert main(["conflicts", danet, *words, "--images", "0"]) == 2
+    assert main(["conflicts", danet, *arguments, "--images", "0"]) == 2
     assert "--images is 0; expected greater than or equal to 1" in capsys.readouterr().err
     assert main(["conflicts", danet, "--dataset", "scenes", "--out", f"{danet}/config.json"]) == 2
     assert "which is a file; expected a new or existing directory" in capsys.readouterr().err

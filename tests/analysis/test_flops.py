@@ -71,8 +71,8 @@ def test_the_paper_s_columns_are_reproduced(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_the_command_prints_and_writes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["flops", "--head", "danet", "--backbone", "resnet18", "--output-stride", "8", "--size", "65x33"]
-    assert main([*words, "--json", "-"]) == 0
+    arguments = ["flops", "--head", "danet", "--backbone", "resnet18", "--output-stride", "8", "--size", "65x33"]
+    assert main([*arguments, "--json", "-"]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
     assert content["total"] == content["backbone"] + content["head"] + content["gates"]
@@ -92,7 +92,7 @@ def test_the_paper_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--head", "cab"], "--head is 'cab'; expected fcn, axial"),
         (["--backbone", "resnet5"], "backbone 'resnet5' is not a timm model; did you mean resnet50"),
@@ -104,7 +104,7 @@ def test_the_paper_s_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["flops", *words]) == 2
+    assert main(["flops", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"caaseg: {message}")

@@ -11,7 +11,7 @@ from caaseg.cli.arguments import check_writable, device_of
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["evaluate", "no-model", "--dataset", "scenes"],
         ["data", "check", "camvid", "--root", "nowhere"],
@@ -21,17 +21,17 @@ from caaseg.cli.arguments import check_writable, device_of
     ],
 )
 def test_a_directory_is_refused_as_json_file(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").mkdir()
-    assert main([*words, "--json", "taken"]) == 2
+    assert main([*arguments, "--json", "taken"]) == 2
     assert capsys.readouterr().err == "caaseg: --json is 'taken'; expected the name of a file\n"
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("arguments", "option"),
     [
         (["predict", "m", "photo.png", "--out", "out", "--json", "photo.png"], "--json"),
         (["predict", "m", "photo.png", "--out", "out", "--json", "m/config.json"], "--json"),
@@ -45,15 +45,19 @@ def test_a_directory_is_refused_as_json_file(
     ],
 )
 def test_an_input_is_refused_as_output_file(
-    words: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("photo.png", "m/config.json", "m/model.onnx", "data/images/a.png", "data/a.txt"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("mine")
     (tmp_path / "link.png").symlink_to("data/images/a.png")
-    assert main(words) == 2
-    assert capsys.readouterr().err.startswith(f"caaseg: {option} is '{words[-1]}', which the command reads; choose")
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"caaseg: {option} is '{arguments[-1]}', which the command reads; choose")
 
 
 def test_results_of_an_earlier_command_in_an_input_directory_are_replaced(tmp_path: Path) -> None:
@@ -62,7 +66,7 @@ def test_results_of_an_earlier_command_in_an_input_directory_are_replaced(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("arguments", "option"),
     [
         (["reproduce", "heads", "--dataset", "scenes", "--out", "taken"], "--out"),
         (["demo", "--out", "taken"], "--out"),
@@ -70,17 +74,21 @@ def test_results_of_an_earlier_command_in_an_input_directory_are_replaced(tmp_pa
     ],
 )
 def test_a_file_is_refused_as_output_directory(
-    words: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "taken").write_text("something")
-    assert main(words) == 2
+    assert main(arguments) == 2
     assert f"{option} is 'taken', which is a file; expected a new or existing directory" in capsys.readouterr().err
     assert (tmp_path / "taken").read_text() == "something"
 
 
 @pytest.mark.parametrize(
-    ("words", "option"),
+    ("arguments", "option"),
     [
         (["evaluate", "no-model", "--dataset", "scenes", "--json", "locked/new/scores.json"], "--json"),
         (["evaluate", "no-model", "--dataset", "scenes", "--page", "locked/page.html"], "--page"),
@@ -88,14 +96,18 @@ def test_a_file_is_refused_as_output_directory(
     ],
 )
 def test_a_path_without_permission_is_refused_before_any_work(
-    words: list[str], option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    option: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "locked").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "locked")  # root may write everywhere
-    assert main(words) == 2
+    assert main(arguments) == 2
     locked = tmp_path / "locked"
-    expected = f"caaseg: {option} is {words[-1]!r}, but {locked} is not writable; choose another path\n"
+    expected = f"caaseg: {option} is {arguments[-1]!r}, but {locked} is not writable; choose another path\n"
     assert capsys.readouterr().err == expected
 
 
@@ -120,7 +132,7 @@ def test_a_device_that_this_machine_lacks_is_an_error(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("words", "option", "value"),
+    ("arguments", "option", "value"),
     [
         (["predict", "m", "x.jpg", "--out", "o", "--window", "64", "48"], "window", (64, 48)),
         (["predict", "m", "x.jpg", "--out", "o", "--window", "64x48"], "window", (64, 48)),
@@ -141,8 +153,8 @@ def test_a_device_that_this_machine_lacks_is_an_error(monkeypatch: pytest.Monkey
         (["reproduce", "table2", "--out", "o", "--rows", "axial,caa"], "rows", ("axial", "caa")),
     ],
 )
-def test_values_can_be_written_in_several_ways(words: list[str], option: str, value: object) -> None:
-    assert parse(words)[1][option] == value
+def test_values_can_be_written_in_several_ways(arguments: list[str], option: str, value: object) -> None:
+    assert parse(arguments)[1][option] == value
 
 
 def test_an_integer_with_too_many_digits_is_one_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from tests.cli import commands
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         ("", "caaseg needs a command: demo, evaluate, predict"),
         ("trian", "caaseg has no command 'trian'; expected demo, evaluate, "),
@@ -48,8 +48,8 @@ from tests.cli import commands
         ("benchmark model --inference-only maybe", "unexpected argument 'maybe'; see caaseg benchmark model --help"),
     ],
 )
-def test_a_wrong_command_line_is_one_message(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words.split()) == 2
+def test_a_wrong_command_line_is_one_message(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith(f"caaseg: {message}")
@@ -63,7 +63,7 @@ def test_a_misspelt_command_gets_the_nearest_one(word: str, near: str, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("arguments", "text"),
     [
         (["--help"], "train       Train a model from a recipe."),
         (["data", "-h"], "check       Check every image and label"),
@@ -71,9 +71,9 @@ def test_a_misspelt_command_gets_the_nearest_one(word: str, near: str, capsys: p
         (["--version"], "caaseg 0."),
     ],
 )
-def test_help_ends_with_exit_code_0(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_ends_with_exit_code_0(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
-        main(words)
+        main(arguments)
     assert end.value.code == 0
     assert text in capsys.readouterr().out
 

@@ -63,7 +63,7 @@ def test_camvid_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["camvid", "--out", "x.png"], "camvid needs the directory of its files; give it as --root"),
         (["scenes", "--out", "x.txt"], "--out is 'x.txt'; expected a file name that ends in .png, .svg or .pdf"),
@@ -72,8 +72,8 @@ def test_camvid_is_shown(tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_end_with_exit_code_2_and_one_message(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["data", "show", *words]) == 2
+    assert main(["data", "show", *arguments]) == 2
     assert capsys.readouterr().err == f"caaseg: {message}\n"
     assert not Path("x.png").exists()

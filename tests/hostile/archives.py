@@ -1,4 +1,4 @@
-"""Damaged and malicious archives of a dataset, at the place of a download."""
+"""Damaged and malicious archives of a dataset, instead of a download."""
 
 import gzip
 import io

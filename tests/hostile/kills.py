@@ -37,11 +37,21 @@ from caaseg.training.metrics_log import read_metrics
 from tests.data import trees
 from tests.data.prepare.server import serving
 from tests.small_models import random_images, small_model
-from tests.training.small import WORDS
+from tests.training.small import SMALL_ARGUMENTS
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 TRAINING = (
-    *("train", "scenes/caa_resnet18", "--device", "cpu", "--resume", "auto", *WORDS, "--optimizer.ema", "0.9"),
+    *(
+        "train",
+        "scenes/caa_resnet18",
+        "--device",
+        "cpu",
+        "--resume",
+        "auto",
+        *SMALL_ARGUMENTS,
+        "--optimizer.ema",
+        "0.9",
+    ),
     *("--batch_size", "4", "--steps", "40", "--checkpoint_every", "4", "--validate_every", "20"),
 )
 TIMINGS = ("images_per_second", "waiting")

@@ -92,12 +92,12 @@ def hostile_options(rng: Generator, directory: Path) -> list[str]:
     shutil.copytree(shared_model(), directory / "model")
     write_image(directory / "photo.png")
     command = choice(rng, list(COMMANDS))
-    words = command.split()
+    arguments = command.split()
     for _ in range(int(rng.integers(1, 3))):
-        words += [choice(rng, COMMANDS[command]), *([] if rng.random() < 0.2 else [choice(rng, HOSTILE_TEXTS)])]
-    if command.startswith("predict") and "--out" not in words:
-        words += ["--out", "out"]
-    return words
+        arguments += [choice(rng, COMMANDS[command]), *([] if rng.random() < 0.2 else [choice(rng, HOSTILE_TEXTS)])]
+    if command.startswith("predict") and "--out" not in arguments:
+        arguments += ["--out", "out"]
+    return arguments
 
 
 def use(rng: Generator, command: str | None = None) -> list[str]:

@@ -174,8 +174,8 @@ def test_predict_gives_the_same_results_for_the_file_and_the_model(saved: Path, 
     for k, (height, width) in enumerate([(70, 90), (1, 1), (5, 130)]):
         Image.fromarray(rng.integers(0, 256, (height, width, 3)).astype(np.uint8)).save(tmp_path / f"{k}.png")
     for model, out in (("m.onnx", "a"), ("model", "b")):
-        words = [str(saved / model), str(tmp_path / "*.png"), "--out", str(tmp_path / out), "--probabilities"]
-        assert main(["predict", *words, "--scales", "0.5,1.0", "--flip", "--window", "64", "--device", "cpu"]) == 0
+        arguments = [str(saved / model), str(tmp_path / "*.png"), "--out", str(tmp_path / out), "--probabilities"]
+        assert main(["predict", *arguments, "--scales", "0.5,1.0", "--flip", "--window", "64", "--device", "cpu"]) == 0
     for k in range(3):
         ours, theirs = (np.load(tmp_path / out / f"probabilities/{k}.npy") for out in "ab")
         np.testing.assert_allclose(ours, theirs, atol=2e-3)
@@ -184,7 +184,7 @@ def test_predict_gives_the_same_results_for_the_file_and_the_model(saved: Path, 
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["--output-stride", "8"], "m.onnx: --output-stride does not apply to an exported model; leave it out"),
         (["--precision", "bf16"], "m.onnx: --precision bf16 does not apply to an exported model; leave it out"),
@@ -192,9 +192,9 @@ def test_predict_gives_the_same_results_for_the_file_and_the_model(saved: Path, 
     ],
 )
 def test_options_that_do_not_apply_to_exported_models_are_rejected(
-    saved: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["predict", str(saved / "m.onnx"), "a.png", "--out", str(tmp_path / "out"), *words]) == 2
+    assert main(["predict", str(saved / "m.onnx"), "a.png", "--out", str(tmp_path / "out"), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -297,20 +297,20 @@ def test_the_check_detects_one_wrong_statistic(saved: Path) -> None:
 
 
 def test_the_suffix_must_fit_the_format(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, words in (("m.pt", ["--format", "torch"]), ("m.pt2", [])):
-        assert main(["export", str(saved / "model"), "--out", str(tmp_path / name), *words]) == 2
+    for name, arguments in (("m.pt", ["--format", "torch"]), ("m.pt2", [])):
+        assert main(["export", str(saved / "model"), "--out", str(tmp_path / name), *arguments]) == 2
         assert f"{name}: expected a name that ends in" in capsys.readouterr().err
 
 
 def test_errors_name_the_missing_package(
     saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for words, missing in (
+    for arguments, missing in (
         (["export", str(saved / "model"), "--out", str(tmp_path / "m.onnx")], "onnx"),
         (["predict", str(saved / "m.onnx"), "a.png", "--out", str(tmp_path / "out")], "onnxruntime"),
     ):
         monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
-        assert main(words) == 2
+        assert main(arguments) == 2
         error = capsys.readouterr().err
         assert f"needs {missing}, which is not installed; install it with: pip install 'caaseg[export]'" in error
         assert error.count("\n") == 1

@@ -115,8 +115,8 @@ def test_evaluate_scores_an_exported_model(tmp_path: Path) -> None:
     images_and_masks(tmp_path / "data", number=2)
     (tmp_path / "data/classes.yaml").write_text("classes: [background, thing, other]\n")
     write_model(tmp_path / "m.onnx")  # equal logits: all pixels get the first class
-    words = ["--dataset", "folder", "--root", str(tmp_path / "data"), "--split", "train+val", "--workers", "0"]
-    assert main(["evaluate", str(tmp_path / "m.onnx"), *words, "--json", str(tmp_path / "scores.json")]) == 0
+    arguments = ["--dataset", "folder", "--root", str(tmp_path / "data"), "--split", "train+val", "--workers", "0"]
+    assert main(["evaluate", str(tmp_path / "m.onnx"), *arguments, "--json", str(tmp_path / "scores.json")]) == 0
     scores = json.loads((tmp_path / "scores.json").read_text())
     things = 2 * 20 * 25
     assert scores["confusion"] == [[48 * 64 + 49 * 64 - things, 0, 0], [things, 0, 0], [0, 0, 0]]

@@ -32,7 +32,7 @@ def test_rows_differ_only_in_the_values_that_the_table_studies(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["heads"], "heads is not a table of the paper and has no dataset; give --dataset or --recipe"),
         (["table2", "--dataset", "nowhere"], "no dataset is called 'nowhere'; expected any of"),
@@ -53,9 +53,9 @@ def test_rows_differ_only_in_the_values_that_the_table_studies(tmp_path: Path) -
     ],
 )
 def test_a_grid_that_cannot_run_gives_one_message(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", *words, "--out", str(tmp_path / "grid"), "--device", "cpu"]) == 2
+    assert main(["reproduce", *arguments, "--out", str(tmp_path / "grid"), "--device", "cpu"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("caaseg: ")

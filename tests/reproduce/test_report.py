@@ -40,9 +40,9 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
     )
     page = markdown(report)
     cells = {
-        words[1].strip(): [word.strip() for word in words[2:-1]]
-        for words in (text.split("|") for text in page.splitlines())
-        if len(words) > 2
+        arguments[1].strip(): [word.strip() for word in arguments[2:-1]]
+        for arguments in (text.split("|") for text in page.splitlines())
+        if len(arguments) > 2
     }
     assert cells["the axial"] == ["60.00 ± 10.00 (n 3)", "50.00", "", "", "", "123", "5.00"]
     assert cells["the better"][2:5] == ["to axial: +1.03", "[+0.89, +1.18]", "higher"]

@@ -24,9 +24,9 @@ from caaseg.reproduce import runner
 from caaseg.training.metrics_log import read_metrics
 from tests import processes
 from tests.training.killing import die_while_saving
-from tests.training.small import WORDS
+from tests.training.small import SMALL_ARGUMENTS
 
-SCENES = ("--dataset", "scenes", "--device", "cpu", *WORDS, "--data.scenes.length", "3")
+SCENES = ("--dataset", "scenes", "--device", "cpu", *SMALL_ARGUMENTS, "--data.scenes.length", "3")
 TWO_STEPS = ("--steps", "2", "--checkpoint_every", "1", "--validate_every", "2")
 TABLE2 = ("reproduce", "table2", "--rows", "axial,caa", "--seeds", "2", *SCENES, *TWO_STEPS)
 
@@ -97,23 +97,23 @@ def test_a_grid_from_the_command_line_to_the_table(finished: tuple[Path, str]) -
     assert (directory / "runs" / "caa-seed1" / "model" / "model.safetensors").is_file()
 
 
-def run_killed_in_checkpoint(number: int, words: list[str]) -> None:
+def run_killed_in_checkpoint(number: int, arguments: list[str]) -> None:
     """Run a command that is killed while it writes a checkpoint, counted from 1."""
     torch.save = die_while_saving(torch.save, after=number - 1)
-    processes.exit_with_command(words)
+    processes.exit_with_command(arguments)
 
 
 def test_a_killed_grid_resumes_to_the_same_table(finished: tuple[Path, str], tmp_path: Path) -> None:
     """The second cell is killed while it writes its second checkpoint."""
     directory = tmp_path / "killed"
-    words = [*TABLE2, "--seeds", "1", "--out", str(directory)]
-    assert processes.run(run_killed_in_checkpoint, 4, words) == -signal.SIGKILL
+    arguments = [*TABLE2, "--seeds", "1", "--out", str(directory)]
+    assert processes.run(run_killed_in_checkpoint, 4, arguments) == -signal.SIGKILL
     assert list(times(directory)) == ["axial-seed0.json"]
     checkpoints = [path.name for path in (directory / "runs" / "caa-seed0" / "checkpoints").glob("step-*")]
     assert checkpoints == ["step-00000001.pt"]
     before = times(directory)
 
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert times(directory)["axial-seed0.json"] == before["axial-seed0.json"]
     assert cell(directory, "axial-seed0")["training_seconds"] > 0
     assert cell(directory, "caa-seed0")["training_seconds"] is None  # unknown for a resumed run
@@ -130,8 +130,8 @@ def test_finished_cells_are_not_run_again_even_without_their_runs(
     shutil.rmtree(copied / "runs")
     before = times(copied)
     (copied / "table2.md").unlink()
-    words = [*TABLE2, "--out", str(copied), "--data.workers", "1"]  # does not change the results
-    assert main([*words, "--json", "-"]) == 0
+    arguments = [*TABLE2, "--out", str(copied), "--data.workers", "1"]  # does not change the results
+    assert main([*arguments, "--json", "-"]) == 0
     assert times(copied) == before
     assert not (copied / "runs").exists()
     assert (copied / "table2.md").is_file()
@@ -157,10 +157,10 @@ def test_cells_of_another_recipe_are_rejected_before_anything_runs(
 
 
 def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [*TABLE2, "--out", str(copied), "--rows", "caa", "--split", "test", "--multi-scale"]
-    words += ["--scales", "0.5,1", "--keep-runs", "false"]
+    arguments = [*TABLE2, "--out", str(copied), "--rows", "caa", "--split", "test", "--multi-scale"]
+    arguments += ["--scales", "0.5,1", "--keep-runs", "false"]
     trained = {path: path.stat().st_mtime_ns for path in (copied / "runs").glob("*/metrics.jsonl")}
-    assert main([*words, "--seeds", "1", "--keep-runs", "true"]) == 0
+    assert main([*arguments, "--seeds", "1", "--keep-runs", "true"]) == 0
     assert {path: path.stat().st_mtime_ns for path in trained} == trained
     record = cell(copied, "caa-seed0")
     assert [(s["split"], s["scales"], s["flip"]) for s in record["scores"]] == [
@@ -172,10 +172,10 @@ def test_another_protocol_needs_no_training(copied: Path, capsys: pytest.Capture
     assert "| channelized axial attention, several scales, flipped |" in page
     assert "| axial attention" not in page  # a row that was not selected
 
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert sorted(path.name for path in (copied / "runs").iterdir()) == ["axial-seed0", "axial-seed1"]
     capsys.readouterr()
-    assert main([*words, "--scales", "0.5"]) == 2
+    assert main([*arguments, "--scales", "0.5"]) == 2
     error = capsys.readouterr().err
     assert "but not on test at [0.5], and" in error
     assert "has no model any more; use one of its protocols, or delete the file to train it again" in error
@@ -188,15 +188,15 @@ def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsy
     for name, seconds in (("caa-seed0", 1000.0), ("axial-seed1", 50_000.0)):
         path = copied / "cells" / f"{name}.json"
         path.write_text(json.dumps({**cell(copied, name), "training_seconds": seconds}))
-    words = [*TABLE2, "--out", str(copied), "--limit-minutes"]
-    assert main([*words, "2"]) == 0
+    arguments = [*TABLE2, "--out", str(copied), "--limit-minutes"]
+    assert main([*arguments, "2"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"caa-seed1 takes about 1100 s, and 1[12]\d s are left", out)
     assert "the time is up: 1 of 4 cells are left; run the same command to continue" in out
     assert "(n 1 of 2)" in (copied / "table2.md").read_text()
-    assert main([*words, "30"]) == 0
+    assert main([*arguments, "30"]) == 0
     assert "takes about" not in capsys.readouterr().out
-    assert main([*words, "0"]) == 2
+    assert main([*arguments, "0"]) == 2
     assert "--limit-minutes is 0; expected greater than 0" in capsys.readouterr().err
 
 
@@ -239,12 +239,12 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
 
         with monkeypatch.context() as patch:
             patch.setitem(DATASETS, "scenes", replace(scenes, open=opened))
-            return main(words)
+            return main(arguments)
 
     scenes = DATASETS["scenes"]
-    words = ["reproduce", "heads", *SCENES, "--data.scenes.length", "9", "--rows", "fcn", "--steps", "12"]
-    words += ["--out", str(tmp_path / "grid"), "--checkpoint_every", "100", "--validate_every", "100"]
-    words += ["--split", "test"]  # validation during training scores val, which would be reused
+    arguments = ["reproduce", "heads", *SCENES, "--data.scenes.length", "9", "--rows", "fcn", "--steps", "12"]
+    arguments += ["--out", str(tmp_path / "grid"), "--checkpoint_every", "100", "--validate_every", "100"]
+    arguments += ["--split", "test"]  # validation during training scores val, which would be reused
     handlers = [signal.getsignal(number) for number in (in_training, in_scoring)]
     assert run_grid_with_signal(in_training, "train") == 128 + in_training
     assert [signal.getsignal(number) for number in (in_training, in_scoring)] == handlers
@@ -254,7 +254,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
     assert run_grid_with_signal(in_scoring, "test") == 128 + in_scoring
     assert (run / "model").is_dir()
     assert not (tmp_path / "grid" / "cells").exists()
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert [line["step"] for line in read_metrics(run / "metrics.jsonl") if "loss" in line] == [10, 12]
     assert "This is not a table of the paper" in (tmp_path / "grid" / "heads.md").read_text()
 
@@ -263,15 +263,15 @@ def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:
     directory = tmp_path / "shared"
-    words = [*TABLE2, "--seeds", "1", "--out", str(directory)]
-    commands = [processes.start(processes.exit_with_command, [*words, "--rows", row]) for row in ("axial", "caa")]
+    arguments = [*TABLE2, "--seeds", "1", "--out", str(directory)]
+    commands = [processes.start(processes.exit_with_command, [*arguments, "--rows", row]) for row in ("axial", "caa")]
     for command in commands:
         command.join()
     assert [command.exitcode for command in commands] == [0, 0]
     assert set(times(directory)) == {"axial-seed0.json", "caa-seed0.json"}
     assert {path.name for path in directory.iterdir()} == {"cells", "runs", "table2.md", "table2.json", "table2.png"}
     assert len(scores(directory)) == 1  # the report of the last command
-    assert main(words) == 0
+    assert main(arguments) == 0
     assert scores(directory) == [found[:1] for found in scores(finished[0])]
 
 

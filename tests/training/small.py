@@ -8,7 +8,7 @@ from PIL import Image
 from caaseg.config import Recipe
 from caaseg.recipes import load_recipe
 
-WORDS = (
+SMALL_ARGUMENTS = (
     *("--model.backbone", "test_resnet", "--model.channels", "16", "--model.key_channels", "4"),
     *("--model.gate_width", "8", "--model.output_stride", "16"),
     *("--data.scenes.size", "64", "64", "--data.scenes.length", "6", "--data.workers", "0"),
@@ -19,7 +19,7 @@ WORDS = (
 
 def small_recipe(*overrides: str) -> Recipe:
     """Return the recipe for scenes with a small model and few steps, changed by further options."""
-    return load_recipe("scenes/caa_resnet18", [*WORDS, *overrides])
+    return load_recipe("scenes/caa_resnet18", [*SMALL_ARGUMENTS, *overrides])
 
 
 def images_and_masks(root: Path, number: int = 6) -> None:

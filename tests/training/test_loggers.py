@@ -11,7 +11,7 @@ import pytest
 from caaseg.cli import main
 from caaseg.training.metrics_log import MetricsLog
 from caaseg.training.run import train
-from tests.training.small import WORDS, small_recipe
+from tests.training.small import SMALL_ARGUMENTS, small_recipe
 
 Sent = list[tuple[int, dict[str, float]]]
 
@@ -112,7 +112,7 @@ def test_a_logger_whose_package_is_missing_is_refused_with_the_command_that_inst
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
     assert main([*arguments, "--loggers", "wandb"]) == 2
     error = capsys.readouterr().err
     assert "loggers contains wandb, but this package cannot be imported" in error

@@ -23,7 +23,7 @@ from caaseg.training.ranks import LostRankError, end_together, joined_ranks
 from caaseg.training.setup import open_split, resolve_processes
 from tests import processes
 from tests.processes import exit_with_command, run_ranks
-from tests.training.small import WORDS
+from tests.training.small import SMALL_ARGUMENTS
 
 
 def run_two_ranks(fault: str, out: Path) -> tuple[str, list[str]]:
@@ -61,7 +61,7 @@ def test_an_error_of_any_rank_is_raised_by_the_first_and_ends_the_others(tmp_pat
 def test_two_processes_validate_the_model_that_is_saved(tmp_path: Path) -> None:
     """On a CPU, each process has its own batch norm statistics."""
     intervals = ["--steps", "40", "--validate_every", "20", "--checkpoint_every", "20"]
-    arguments = [*WORDS, "--batch_size", "4", *intervals, "--optimizer.ema", "0.9"]
+    arguments = [*SMALL_ARGUMENTS, "--batch_size", "4", *intervals, "--optimizer.ema", "0.9"]
     command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path), *arguments]
     assert run_ranks(exit_with_command, command) == [0, 0]
     (logged,) = [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["step"] == 20 and "val_iou" in line]
@@ -109,7 +109,7 @@ def test_an_error_of_the_first_rank_ends_the_processes_that_it_started(tmp_path:
         "2",
         "--out",
         str(tmp_path / "run"),
-        *WORDS,
+        *SMALL_ARGUMENTS,
     ]
     command = [sys.executable, "-W", "ignore", "-m", "caaseg", *arguments, "--model.head", "fcn"]
     # The pipe is closed when the last process that writes to it has ended.

@@ -13,7 +13,7 @@ from caaseg.config import Recipe
 from caaseg.errors import CaasegError
 from caaseg.recipes import load_recipe
 from caaseg.training.run import train
-from tests.training.small import WORDS, images_and_masks
+from tests.training.small import SMALL_ARGUMENTS, images_and_masks
 
 FIRST = "checkpoints/step-00000001.pt"
 
@@ -21,7 +21,7 @@ FIRST = "checkpoints/step-00000001.pt"
 def recipe(root: Path, *arguments: str) -> Recipe:
     short = ["--steps", "2", "--validate_every", "2", "--checkpoint_every", "1", "--model.head", "fcn"]
     crop = ["--data.crop", "48", "48", "--data.root", str(root / "data")]
-    return load_recipe("folder/caa_resnet18", [*WORDS, *short, *crop, *arguments])
+    return load_recipe("folder/caa_resnet18", [*SMALL_ARGUMENTS, *short, *crop, *arguments])
 
 
 @pytest.fixture(scope="module")

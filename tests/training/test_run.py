@@ -26,7 +26,7 @@ from caaseg.training.run import train
 from caaseg.training.setup import Processes, build_model, open_split, resolve_processes, synchronize_batch_norm
 from caaseg.training.step_log import NonFiniteLossError, Progress, StepLog
 from tests.small_models import small_model
-from tests.training.small import WORDS, images_and_masks, small_recipe
+from tests.training.small import SMALL_ARGUMENTS, images_and_masks, small_recipe
 
 HEADS = Path(__file__).with_name("failing_heads.py")
 
@@ -73,7 +73,7 @@ def test_a_small_run_learns_and_writes_its_run_directory(tmp_path: Path) -> None
 
 
 def test_a_new_run_does_not_overwrite_another_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
     arguments += ["--steps", "2"]
     assert main(arguments) == 0
     out = capsys.readouterr().out
@@ -183,7 +183,7 @@ def test_running_out_of_memory_gives_a_message_with_advice(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_compiled_model_is_trained_and_saved(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "caaseg", "train", "scenes/fcn_resnet18", "--device", "cpu", *WORDS]
+    command = [sys.executable, "-m", "caaseg", "train", "scenes/fcn_resnet18", "--device", "cpu", *SMALL_ARGUMENTS]
     arguments = ["--compile", "true", "--steps", "3", "--optimizer.ema", "0.9", "--out", str(tmp_path / "run")]
     subprocess.run([*command, *arguments], check=True, capture_output=True)
     assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
@@ -227,7 +227,15 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
 ) -> None:
     train(small_recipe("--steps", "1"), tmp_path / "scenes", device="cpu")
     images_and_masks(tmp_path / "mine")
-    arguments = ["train", "folder/caa_resnet18", "--data.root", str(tmp_path / "mine"), "--device", "cpu", *WORDS]
+    arguments = [
+        "train",
+        "folder/caa_resnet18",
+        "--data.root",
+        str(tmp_path / "mine"),
+        "--device",
+        "cpu",
+        *SMALL_ARGUMENTS,
+    ]
     arguments += ["--data.crop", "48", "48", "--steps", "1"]
     with caplog.at_level(logging.WARNING):
         assert main([*arguments, "--out", str(tmp_path / "run")]) == 0
@@ -275,7 +283,7 @@ def test_cached_data_gives_the_same_weights_and_may_be_switched_off_on_resume(tm
 
 
 def test_a_cache_larger_than_the_memory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
     assert main([*arguments, "--data.cache", "true", "--data.scenes.length", "1000000000"]) == 2
     error = capsys.readouterr().err
     assert "data.cache is true, but the decoded images need about 32,768.0 GB and " in error
@@ -310,7 +318,7 @@ def test_speed_after_a_checkpoint_counts_only_the_steps_since_then(tmp_path: Pat
 def test_a_crop_larger_than_all_memory_is_refused_before_anything_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
     assert main([*arguments, "--data.crop", "1000000x1000000"]) == 2
     error = capsys.readouterr().err
     assert "before the first step: 2 crops of 1000000 x 1000000 do not fit in the memory of the device; set a" in error
@@ -439,7 +447,7 @@ def test_early_stopping_ends_a_run_after_validations_without_a_better_score_also
     assert_identical(weights(tmp_path / "resumed"), weights(tmp_path / "whole"))
 
 
-TRAINING_ARGUMENTS = WORDS[WORDS.index("--data.scenes.size") :]  # without the architecture
+TRAINING_ARGUMENTS = SMALL_ARGUMENTS[SMALL_ARGUMENTS.index("--data.scenes.size") :]  # without the architecture
 
 
 def test_a_run_that_starts_from_a_model_adopts_its_architecture_and_resumes_without_it(

@@ -30,7 +30,7 @@ from caaseg.training.run import train
 from caaseg.training.run_directory import lock_run
 from caaseg.training.step_log import Progress
 from tests import processes
-from tests.training.small import WORDS, small_recipe
+from tests.training.small import SMALL_ARGUMENTS, small_recipe
 
 FCN = ("--model.head", "fcn", "--steps", "2", "--validate_every", "2", "--checkpoint_every", "1")
 
@@ -50,7 +50,7 @@ def test_a_second_run_in_a_locked_directory_is_refused_and_writes_nothing(
             return
         before = contents(tmp_path / "run")
         command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run")]
-        codes.append(main([*command, *WORDS, *FCN, *arguments]))
+        codes.append(main([*command, *SMALL_ARGUMENTS, *FCN, *arguments]))
         # The first run writes its TensorBoard events in a separate thread.
         after = {name: content for name, content in contents(tmp_path / "run").items() if "tensorboard" not in name}
         assert after == {name: content for name, content in before.items() if "tensorboard" not in name}
@@ -119,7 +119,16 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk_leaves_the_earlier_one(tmp_p
 
 
 def test_a_run_on_a_full_disk_ends_with_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *WORDS, *FCN]
+    arguments = [
+        "train",
+        "scenes/caa_resnet18",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path / "run"),
+        *SMALL_ARGUMENTS,
+        *FCN,
+    ]
     with file_size_limit(50_000):
         assert main([*arguments, "--steps", "1"]) == 2
     err = capsys.readouterr().err
@@ -204,7 +213,7 @@ def test_a_missing_model_of_a_finished_run_is_saved_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = tmp_path / "run"
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS, *FCN]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *SMALL_ARGUMENTS, *FCN]
     assert main([*arguments, "--optimizer.ema", "0.9"]) == 0
     before = contents(run / "model")
     shutil.rmtree(run / "model")
@@ -244,7 +253,18 @@ def test_resuming_a_run_with_a_damaged_log_changes_nothing(tmp_path: Path, capsy
     (run / "checkpoints" / "step-00000002.pt").unlink()
     damaged_log(run)
     before = contents(run)
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(run), *WORDS, *FCN, "--resume", "auto"]
+    arguments = [
+        "train",
+        "scenes/caa_resnet18",
+        "--device",
+        "cpu",
+        "--out",
+        str(run),
+        *SMALL_ARGUMENTS,
+        *FCN,
+        "--resume",
+        "auto",
+    ]
     assert (
         main([*arguments, "--data.workers", "1"]) == 2
     )  # workers may change on resume: a run that is not refused would save the new value

@@ -20,7 +20,7 @@ import caaseg.api
 from caaseg.cli import main
 from caaseg.models import Prediction
 from caaseg.training import ranks, setup
-from tests.training.small import WORDS
+from tests.training.small import SMALL_ARGUMENTS
 
 TIMEOUT_S = 5
 
@@ -45,7 +45,7 @@ def run_rank(rank: int, port: int, fault: str, out: Path) -> int:
 
     if fault != "none":
         caaseg.Segmenter.coarse = faulty  # type: ignore[method-assign,assignment]
-    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(out), *WORDS]
+    arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(out), *SMALL_ARGUMENTS]
     try:
         return main([*arguments, "--model.head", "fcn", "--steps", "3", "--checkpoint_every", "1"])
     except SystemExit as end:

@@ -26,8 +26,8 @@ def problems_of(name: str, root: Path) -> list[tuple[str, str]]:
     return [(p.file.name, p.message) for p in problems if "official number" not in p.message]
 
 
-def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
-    code = main(["data", "check", *words, "--json", "-"])
+def checked(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    code = main(["data", "check", *arguments, "--json", "-"])
     out, err = capsys.readouterr()
     return code, json.loads(out), err
 

@@ -217,7 +217,7 @@ def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["nothing"], "no dataset is called 'nothing'; expected any of pascal_context, "),
         (["camvid", "--addresses", "x.zip"], "--addresses has 'x.zip'; expected FILE=URL"),
@@ -229,9 +229,9 @@ def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
     ],
 )
 def test_bad_options_are_reported(
-    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["data", "prepare", *words, "--root", str(tmp_path / "root")]) == 2
+    assert main(["data", "prepare", *arguments, "--root", str(tmp_path / "root")]) == 2
     assert capsys.readouterr().err.startswith(f"caaseg: {message}")
     assert not (tmp_path / "root").exists()
 
