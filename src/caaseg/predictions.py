@@ -162,7 +162,7 @@ def predict_images(
                 if locked:
                     outcomes.append(_predict_or_explain(task, predictor, directory, image, progress))
                     progress("images", len(outcomes), total)
-                    _release_memory()
+                    release_memory()
                 else:
                     skipped.append(image)
         remaining = skipped
@@ -389,7 +389,7 @@ def _predict_video(
     )
 
 
-def _release_memory() -> None:
+def release_memory() -> None:
     """Return freed memory to the operating system. glibc keeps it, in pieces that images of other sizes do not fit."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # other C libraries have no such function

@@ -1,10 +1,7 @@
 """Reading a damaged file returns a sample or raises BadFileError; it raises no other exception and ends in time."""
 
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -17,26 +14,9 @@ from caaseg.data.prepare.mat import read_mat
 from caaseg.data.sample import IGNORE, BadFileError
 from tests.data.damage import encoded_images, encoded_masks, mutated
 from tests.data.trees import values_of
+from tests.time_limit import time_limit
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Pillow may warn about damaged metadata
-
-
-class TimeoutSignal(BaseException):
-    """Not an Exception, so that no handler in the code under test catches it."""
-
-
-@contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    def on_alarm(_: int, __: FrameType | None) -> None:
-        raise TimeoutSignal
-
-    before = signal.signal(signal.SIGALRM, on_alarm)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def outcomes(read: Callable[[Path], object], seeds: list[bytes], path: Path, number: int, seed: int) -> tuple[int, int]:

@@ -9,7 +9,6 @@ its directory, and changes none of the files that were there before, except in `
 import hashlib
 import io
 import os
-import signal
 import sys
 import tempfile
 import traceback
@@ -20,7 +19,6 @@ from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import NamedTuple
 from unittest.mock import patch
 
@@ -31,6 +29,7 @@ from numpy.random import Generator
 from caaseg.cli import main
 from caaseg.data.prepare import pipeline
 from caaseg.data.prepare.download import download
+from tests.time_limit import TookTooLongError, time_limit
 
 AREAS = ("models", "checkpoints", "recipes", "images", "archives", "servers", "exports")
 """Modules of this package. Each has a function `case` that writes files and returns a command line."""
@@ -56,10 +55,6 @@ class Ended(NamedTuple):
     code: int
     out: str
     err: str
-
-
-class TookTooLongError(BaseException):
-    """Not an Exception, so that no handler on the way catches it."""
 
 
 def failures(area: str, seeds: Sequence[int], parent: Path) -> list[str]:
@@ -130,20 +125,6 @@ def inside(directory: Path) -> Iterator[None]:
         patch.object(pipeline, "download", without_pauses),
     ):
         yield
-
-
-@contextmanager
-def time_limit(seconds: int) -> Iterator[None]:
-    def on_alarm(_: int, __: FrameType | None) -> None:
-        raise TookTooLongError
-
-    before = signal.signal(signal.SIGALRM, on_alarm)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def contents(directory: Path) -> dict[str, str]:

@@ -1,13 +1,11 @@
 """Requests of the page, answered: photos in, predictions, attention and files out."""
 
 import asyncio
-import ctypes
 import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any, TypeVar
@@ -33,6 +31,7 @@ from caaseg.data.datasets.pairs import IMAGE_SUFFIXES
 from caaseg.errors import CaasegError
 from caaseg.models.image_size import ImageSize
 from caaseg.models.inference import is_out_of_memory
+from caaseg.predictions import release_memory
 
 PAGE = Path(__file__).with_name("page")
 MAX_MEGABYTES = 200
@@ -262,12 +261,6 @@ async def _explain_failure(request: Request, error: Exception) -> Response:
     advice = "choose a smaller size" if is_out_of_memory(error) else "see the terminal in which it runs"
     reason = "not enough memory" if is_out_of_memory(error) else f"the app failed ({type(error).__name__})"
     return JSONResponse({"message": f"{reason}; {advice}"}, status_code=500)
-
-
-def release_memory() -> None:
-    """Return freed memory to the operating system. The C library of Linux otherwise holds hundreds of megabytes."""
-    with suppress(AttributeError, OSError, TypeError):  # another system
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def serve(models: Sequence[AppModel], *, host: str, port: int | None, on_start: Callable[[str], None]) -> None:
