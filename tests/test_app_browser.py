@@ -153,7 +153,7 @@ def test_the_page_opens_on_the_sample_photo_with_classes_attention_and_licenses(
     page, expected = open_page(width), caaseg.load_model("camvid").predict(SAMPLE)
     expect(page.locator("#facts")).to_contain_text("segmented at 540 x 360")
     expect(page.locator("#facts")).to_contain_text("“Summer Palace” by danielbuechele, CC BY 2.0")
-    expect(page.locator("#footer")).to_contain_text("Model camvid: license cc-by-nc-4.0.")
+    expect(page.locator("#footer")).to_contain_text("Model camvid: license CC-BY-NC-4.0.")
     names = page.locator("#list-0 .name").all_inner_texts()
     assert names == list(expected.shares)  # the largest first
     assert page.locator("#list-0 li").first.inner_text().split() == [
@@ -277,7 +277,7 @@ def test_several_photos_are_a_gallery_and_files_that_are_none_get_messages(
     problems = page.get_by_role("alert").locator("p")
     expect(problems).to_have_count(2)
     expect(problems.nth(0)).to_contain_text("notes.txt: not an image in any of JPEG, PNG")
-    reason = "cannot be read as an image" if find_spec("pillow_heif") else "pip install 'caaseg[heic]'"
+    reason = "not an image in any of HEIF" if find_spec("pillow_heif") else "pip install 'caaseg[heic]'"
     expect(problems.nth(1)).to_contain_text(reason)
     page.get_by_role("button", name="tall.png", exact=True).click()
     expect(page.locator("#facts")).to_contain_text("tall.png, 90 x 300 pixels")

@@ -85,6 +85,15 @@ def results(out: Path) -> dict[str, int]:
     return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in sorted(out.rglob("*")) if path.is_file()}
 
 
+def test_overlays_have_a_legend_on_request(model: Path, cwd: Path) -> None:
+    assert predict(model, "photos/y.jpg", "--out", "plain") == 0
+    assert predict(model, "photos/y.jpg", "--out", "named", "--legend") == 0
+    plain, named = (np.array(Image.open(cwd / out / "overlays/y.jpg")) for out in ("plain", "named"))
+    assert (len(named), named.shape[1] > plain.shape[1] + 20) == (len(plain), True)
+    labels, again = (np.array(Image.open(cwd / out / "labels/y.png")) for out in ("plain", "named"))
+    assert np.array_equal(labels, again)
+
+
 def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Path, cwd: Path) -> None:
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
     names = ("a/x", "b/x", "y")

@@ -30,7 +30,6 @@ from caaseg.drawing.label_files import (
     save_overlay,
     save_source_values,
 )
-from caaseg.drawing.overlays import background_class
 from caaseg.errors import CaasegError
 from caaseg.files import hash_files, lock_name
 from caaseg.models.image_size import ImageSize
@@ -86,6 +85,8 @@ class PredictOptions:
     """Write labels with the values or colors of the training masks instead of class ids."""
     smooth: float = 0.0
     """Weight of the earlier frames of a video, see `predict_frames`."""
+    legend: bool = False
+    """Draw the names and colors of the classes right of overlays; videos always have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +325,7 @@ def _predict(
             shifted = labels_from_parts(predictor.parts(pixels, shifted=True), size)
             disagreement = float((shifted.numpy() != labels).mean())
         metadata = replace(metadata, grids_compared=True, grid_disagreement=disagreement)
-    save_overlay(pixels, labels, model.palette, task.out / overlay, background_class(model.classes))
+    save_overlay(pixels, labels, model.palette, task.out / overlay, model.classes, legend=task.options.legend)
     if task.options.source_values and model.mask_values is not None:
         save_source_values(labels, model.mask_values, task.out / paths.labels, json.dumps(origin))
     else:

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -68,6 +70,44 @@ def test_the_smaller_or_the_later_region_is_on_top(tmp_path: Path) -> None:
     import_labels(export, tmp_path / "order", overlaps="order")
     by_area, by_order = (np.array(Image.open(tmp_path / way / "masks/photo0.png")) for way in ("area", "order"))
     assert (by_area[12, 6], by_order[12, 6]) == (1, 2)
+
+
+def forget_coco(export: Path) -> None:
+    images = json.loads((export / "labels.json").read_text())["images"]
+    gone = next(image["id"] for image in images if "photo1" in image["file_name"])
+
+    def remove(content: dict[str, Any]) -> None:
+        content["annotations"] = [one for one in content["annotations"] if one["image_id"] != gone]
+
+    edit(export / "labels.json", remove)
+
+
+def forget_yolo(export: Path) -> None:
+    (labels,) = export.rglob("photo1.txt")
+    labels.unlink()
+
+
+def forget_cvat(export: Path) -> None:
+    (file,) = export.rglob("*.xml")
+    tree = ElementTree.parse(file)
+    (image,) = [image for image in tree.iter("image") if "photo1" in image.get("name", "")]
+    for shape in list(image):
+        image.remove(shape)
+    tree.write(file)
+
+
+@pytest.mark.parametrize(
+    ("write", "forget"), [(exports.coco, forget_coco), (exports.yolo, forget_yolo), (exports.cvat, forget_cvat)]
+)
+def test_images_without_annotations_are_left_out_in_every_format(
+    write: Callable[[Path], Path], forget: Callable[[Path], None], tmp_path: Path
+) -> None:
+    export = write(tmp_path / "export")
+    forget(export)
+    result = import_labels(export, tmp_path / "data")
+    assert [path.stem for path in result.unlabeled] == ["photo1"]
+    assert not list((tmp_path / "data").rglob("photo1.*"))
+    assert sum(result.counts.values()) == 9
 
 
 def test_unlabeled_pixels_can_be_ignored_or_have_a_class_of_their_own(tmp_path: Path) -> None:
@@ -154,7 +194,7 @@ def test_faults_of_the_other_formats_name_the_file_and_the_problem(tmp_path: Pat
     masks = exports.cvat_masks(tmp_path / "masks")
     (masks / "labelmap.txt").write_text("background:0,0,0::\nroad:0,200,10::\n")
     expected = {
-        yolo: ["line 1: the class 'number 7' is not in", "line 1: a bounding box or an incomplete polygon"],
+        yolo: ["line 1: the class '7 .data.yaml has 0 to 1.' is not in", "line 1: a bounding box or an incomplete polygon"],
         cvat: ["run lengths that add up to 5 pixels; expected 28 x 14 = 392", "the class 'cart' is not in"],
         roboflow: [r"photo0_mask\.png: label values 77 are outside", r"photo1_mask\.png: no such file"],
         studio: ["task 2, region 2: run lengths that are truncated"],

@@ -76,6 +76,12 @@ def test_masks_shares_and_probabilities_belong_to_the_labels(model: caaseg.Segme
         result.mask("bus")
 
 
+def test_a_result_prints_its_size_and_shares(model: caaseg.Segmenter, pixels: np.ndarray) -> None:
+    result = model.predict(pixels)
+    first, share = next(iter(result.shares.items()))
+    assert repr(result).startswith(f"Result(image, {pixels.shape[1]} x {pixels.shape[0]}: {first} {share:.1%}")
+
+
 def test_the_legend_has_the_color_of_each_class(model: caaseg.Segmenter, pixels: np.ndarray) -> None:
     result = model.predict(pixels)
     plain, legend = result.overlay(), result.overlay(legend=True)

@@ -30,6 +30,7 @@ def predict(
     compare_grids: bool = False,
     max_pixels: Count = 89_000_000,
     smooth: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    legend: bool = False,
     json: str | None = None,
 ) -> int:
     """Predict images: labels as indexed PNG in OUT/labels, overlays in OUT/overlays. A video gets an overlay video.
@@ -62,6 +63,7 @@ def predict(
         compare_grids: predict images that are divided into windows once more with shifted windows, and report the
             fraction of pixels that change their class.
         max_pixels: images with more pixels are refused before decoding.
+        legend: draw the names and colors of the classes right of overlays; videos always have them.
         smooth: weight of the earlier frames of a video in an exponential moving average of the scores, 0 or more and
             below 1; 0.7 makes classes flicker less.
         json: file for the result of each image; - is standard output.
@@ -87,6 +89,7 @@ def predict(
         precision=precision,
         source_values=source_values,
         smooth=smooth,
+        legend=legend,
     )
     found = find_images(inputs, exclude=[out / name for name in OUTPUT_DIRECTORIES])
     array_index, array_size = predictions.array_task()

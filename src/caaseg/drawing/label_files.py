@@ -12,7 +12,8 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from caaseg.data.sample import Color
-from caaseg.drawing.overlays import overlay
+from caaseg.drawing.legend import add_legend
+from caaseg.drawing.overlays import background_class, overlay
 from caaseg.files import atomic_write
 
 JPEG_MAX_SIDE = 65_500
@@ -64,16 +65,37 @@ def exceeds_jpeg_limit(size: tuple[int, int]) -> bool:
 
 
 def save_overlay(
-    image: Tensor, labels: NDArray[np.uint8], palette: Sequence[Color], path: Path, background: int | None = None
+    image: Tensor,
+    labels: NDArray[np.uint8],
+    palette: Sequence[Color],
+    path: Path,
+    classes: Sequence[str] | None = None,
+    *,
+    legend: bool = False,
 ) -> None:
-    """Write an image (3, H, W) uint8 under the colors of its labels (H, W); the background class is transparent."""
+    """Write an image under the colors of its labels. A class called background is transparent.
+
+    Args:
+        image: (3, H, W) uint8.
+        labels: class ids, (H, W).
+        palette: color of class k at position k.
+        path: file name that ends in .jpg or .png.
+        classes: name of class k at position k; None for numbers.
+        legend: add the names and colors of the classes that occur, right of the image.
+    """
+    background = background_class(classes)
     pixels = image.permute(1, 2, 0).numpy()
     blended = np.empty_like(pixels)
     for top in range(0, len(pixels), ROWS_PER_BAND):  # in bands, because blending needs float32 temporaries
         rows = slice(top, top + ROWS_PER_BAND)
         blended[rows] = overlay(pixels[rows], labels[rows], palette, background=background)
+    drawn = Image.fromarray(blended)
+    if legend:
+        names = classes or [str(k) for k in range(len(palette))]
+        wider = add_legend(drawn, labels, names, palette)
+        drawn = drawn if path.suffix == ".jpg" and exceeds_jpeg_limit(wider.size) else wider
     with atomic_write(path) as temporary:
-        Image.fromarray(blended).save(temporary, quality=JPEG_QUALITY, subsampling=0)  # keeps color edges sharp
+        drawn.save(temporary, quality=JPEG_QUALITY, subsampling=0)  # keeps color edges sharp
 
 
 class ProbabilityFile:

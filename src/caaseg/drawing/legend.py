@@ -2,11 +2,36 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from caaseg.data.sample import Color
+from caaseg.drawing.overlays import background_class
 
 MIN_LINE = 12  # pixels
+
+
+def add_legend(
+    image: Image.Image, labels: NDArray[np.uint8], classes: Sequence[str], palette: Sequence[Color]
+) -> Image.Image:
+    """Return an overlay with the names, colors and shares of its classes at the right, the largest share first.
+
+    Args:
+        image: the overlay.
+        labels: class ids, (H, W).
+        classes: name of class k at position k.
+        palette: color of class k at position k.
+    """
+    counts = np.bincount(labels.reshape(-1), minlength=len(classes))
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda k: -counts[k])
+    background = background_class(classes)
+    entries = [(f"{classes[k]}  {counts[k] / labels.size:.1%}", None if k == background else palette[k]) for k in order]
+    legend = draw_legend(entries, image.height)
+    canvas = Image.new("RGB", (image.width + legend.width, max(image.height, legend.height)), "white")
+    canvas.paste(image)
+    canvas.paste(legend, (image.width, 0))
+    return canvas
 
 
 def draw_legend(entries: Sequence[tuple[str, Color | None]], height: int) -> Image.Image:

@@ -17,7 +17,7 @@ from caaseg.config import MaskValues, ModelConfig
 from caaseg.data.labels import distinct_colors
 from caaseg.data.sample import Color
 from caaseg.drawing.label_files import save_labels, save_overlay, save_source_values
-from caaseg.drawing.legend import draw_legend
+from caaseg.drawing.legend import add_legend
 from caaseg.drawing.overlays import background_class, overlay
 from caaseg.errors import CaasegError
 from caaseg.models.predictor import Predictor, read_pixels
@@ -45,6 +45,11 @@ class Result:
     mask_values: MaskValues | None = None
     """Value or color of each class in the training masks; None if unknown."""
 
+    def __repr__(self) -> str:
+        height, width = self.labels.shape
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.shares.items())
+        return f"Result({self.name}, {width} x {height}: {shares})"
+
     @property
     def shares(self) -> dict[str, float]:
         """Fraction of the pixels of each class that occurs, the largest first."""
@@ -68,7 +73,7 @@ class Result:
         """
         background = background_class(self.classes)
         drawn = Image.fromarray(overlay(self.image, self.labels, self.palette, opacity, background))
-        return self._with_legend(drawn) if legend else drawn
+        return add_legend(drawn, self.labels, self.classes, self.palette) if legend else drawn
 
     def to_coco(self) -> dict[str, Any]:
         """Return the labels as COCO JSON: one image, and one annotation with a run-length encoded mask per class."""
@@ -121,26 +126,13 @@ class Result:
                 "trained on the dataset folder; leave it out"
             )
         image = torch.from_numpy(self.image).permute(2, 0, 1)
-        save_overlay(image, self.labels, self.palette, paths[1], background_class(self.classes))
+        save_overlay(image, self.labels, self.palette, paths[1], self.classes)
         return paths
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
         self.overlay(legend=True).save(buffer, "PNG")
         return buffer.getvalue()
-
-    def _with_legend(self, drawn: Image.Image) -> Image.Image:
-        background = background_class(self.classes)
-        ids = {name: self.classes.index(name) for name in self.shares}
-        entries = [
-            (f"{name}  {share:.1%}", None if ids[name] == background else self.palette[ids[name]])
-            for name, share in self.shares.items()
-        ]
-        legend = draw_legend(entries, drawn.height)
-        canvas = Image.new("RGB", (drawn.width + legend.width, max(drawn.height, legend.height)), "white")
-        canvas.paste(drawn)
-        canvas.paste(legend, (drawn.width, 0))
-        return canvas
 
 
 class Predictable(nn.Module):

@@ -121,13 +121,13 @@ def find_parts(root: Path) -> list[Part]:
     if not parents:
         raise CaasegError(
             f"{root / 'images'}: no such directory; expected images/ and masks/ in {root}, or train/images/ and "
-            f"train/masks/; see --root; caaseg data import converts label exports"
+            f"train/masks/; choose another directory, or convert a label export with caaseg data import"
         )
     parts = []
     for split, parent in parents:
         masks = next((parent / name for name in MASK_DIRECTORIES if (parent / name).is_dir()), parent / "masks")
         if not masks.is_dir() and split != "test":
-            raise CaasegError(f"{masks}: no such directory; expected images/ and masks/ in {parent}; see --root")
+            raise CaasegError(f"{masks}: no such directory; expected images/ and masks/ in {parent}; add the masks")
         parts.append(Part(split, parent / "images", masks))
     return parts
 

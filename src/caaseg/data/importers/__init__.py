@@ -81,7 +81,7 @@ def import_labels(
         raise CaasegError(f"{out}: already exists; expected a new directory, because an import overwrites nothing")
     export = read_export(path, file_format, images, Drawing(unlabeled, overlaps))
     if not export.images:
-        raise BadFileError(f"{path}: an export of {export.format} without images; expected at least one")
+        raise BadFileError(f"{path}: an export of {export.format} without labeled images; expected at least one")
     if len(export.classes) > MAX_CLASSES:
         raise BadFileError(f"{path}: {len(export.classes)} classes; expected at most {MAX_CLASSES}")
     for name in export.classes:
@@ -121,11 +121,14 @@ def read_export(path: Path, file_format: str, images: Path | None, drawing: Draw
             ) from error
         if export is not None:
             read_annotations.cache_clear()
-            return export._replace(images=_unique(export.images))
+            left_out = [image.image for image in export.images if not image.annotated and isinstance(image.image, Path)]
+            annotated = [image for image in export.images if image.annotated or isinstance(image.image, BadFileError)]
+            unlabeled = tuple(sorted({*export.unlabeled, *left_out}))
+            return export._replace(images=_unique(annotated), unlabeled=unlabeled)
     expected = f"an export in the format {file_format}" if file_format != "auto" else f"any of {', '.join(FORMATS)}"
     raise BadFileError(
-        f"{path}: not a known label export; expected {expected}; if it has images and masks of the same names, use it "
-        "as it is with caaseg data init"
+        f"{path}: not a known label export; expected {expected}; labels of YOLO need their data.yaml; if it has images "
+        "and masks of the same names, use it as it is with caaseg data init"
     )
 
 

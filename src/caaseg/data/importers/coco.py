@@ -68,9 +68,10 @@ def _read_file(
     found = []
     for image in content["images"]:
         path = files.find(image["file_name"], str(file))
-        label = drawing.label(regions.get(image["id"], []), classes, default="area")
+        own = regions.get(image["id"], [])
+        label = drawing.label(own, classes, default="area")
         size = (image["height"], image["width"]) if image.get("height") and image.get("width") else None
-        found.append(LabeledImage(sample_name(split, image["file_name"]), path, label, size))
+        found.append(LabeledImage(sample_name(split, image["file_name"]), path, label, size, bool(own)))
     return found
 
 

@@ -37,8 +37,8 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
         split = split_of(image.get("subset", ""))
         label = drawing.label(own, classes, default="order")
         name = sample_name(split, image.get("name", ""))
-        found.append(LabeledImage(name, location, label, size if all(size) else None))
-    return Export("CVAT XML", classes, found)
+        found.append(LabeledImage(name, location, label, size if all(size) else None, bool(own)))
+    return Export("CVAT XML", classes, found, image_files.others(found))
 
 
 def _parse(file: Path) -> ElementTree.Element:

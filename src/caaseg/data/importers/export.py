@@ -30,6 +30,8 @@ class LabeledImage(NamedTuple):
     """Returns the class ids, (H, W), given height and width. Raises BadFileError if the annotation is invalid."""
     size: tuple[int, int] | None = None
     """Height and width in the export, if it has them."""
+    annotated: bool = True
+    """Whether the export has an annotation of the image."""
 
 
 class Export(NamedTuple):

@@ -47,7 +47,8 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
         if isinstance(image, BadFileError) and UPLOAD_PREFIX.match(name):
             name = UPLOAD_PREFIX.sub("", name)
             image = image_files.find(name, source)
-        found.append(LabeledImage(sample_name("", name), image, drawing.label(own, classes, default="order")))
+        label = drawing.label(own, classes, default="order")
+        found.append(LabeledImage(sample_name("", name), image, label, annotated=bool(own)))
     return Export("Label Studio JSON", classes, found)
 
 

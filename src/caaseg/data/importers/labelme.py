@@ -54,7 +54,7 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
         size = (content["imageHeight"], content["imageWidth"]) if content.get("imageHeight") else None
         split = split_of(*file.relative_to(root).parent.parts)
         label = drawing.label(regions[file], classes, default="order")
-        found.append(LabeledImage(sample_name(split, name), image, label, size))
+        found.append(LabeledImage(sample_name(split, name), image, label, size, bool(regions[file])))
     return Export("Labelme", classes, found, image_files.others(found))
 
 

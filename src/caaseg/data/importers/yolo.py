@@ -30,7 +30,8 @@ def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
         labels = _label_file(image)
         split = split_of(*image.relative_to(images or path).parent.parts)
         regions = list(_regions(labels, names)) if labels.is_file() else []
-        found.append(LabeledImage(sample_name(split, image), image, drawing.label(regions, classes, default="order")))
+        label = drawing.label(regions, classes, default="order")
+        found.append(LabeledImage(sample_name(split, image), image, label, annotated=bool(regions)))
     if not found:
         raise BadFileError(f"{path}: labels but no images; expected images/ beside labels/; give it with --images")
     return Export("YOLO polygons", classes, found)
@@ -76,7 +77,7 @@ def _regions(file: Path, names: list[str]) -> Iterator[Region]:
         is_known = numbers[0] in range(len(names))
         points = list(zip(numbers[1::2], numbers[2::2], strict=False))
         is_complete = len(numbers) % 2 == 1
-        name = names[int(numbers[0])] if is_known else f"number {numbers[0]:g}"
+        name = names[int(numbers[0])] if is_known else f"{numbers[0]:g} (data.yaml has 0 to {len(names) - 1})"
         yield Region(name, source, partial(_mask, points if is_complete else []))
 
 
