@@ -194,7 +194,7 @@ def test_faults_of_the_other_formats_name_the_file_and_the_problem(tmp_path: Pat
     masks = exports.cvat_masks(tmp_path / "masks")
     (masks / "labelmap.txt").write_text("background:0,0,0::\nroad:0,200,10::\n")
     expected = {
-        yolo: ["line 1: the class '7 .data.yaml has 0 to 1.' is not in", "line 1: a bounding box or an incomplete polygon"],
+        yolo: ["line 1: the class '7 .data.yaml has 0 to 1.' is", "line 1: a bounding box or an incomplete polygon"],
         cvat: ["run lengths that add up to 5 pixels; expected 28 x 14 = 392", "the class 'cart' is not in"],
         roboflow: [r"photo0_mask\.png: label values 77 are outside", r"photo1_mask\.png: no such file"],
         studio: ["task 2, region 2: run lengths that are truncated"],
