@@ -116,9 +116,8 @@ class App:
             with path.open("wb") as file:
                 async for chunk in request.stream():
                     length += len(chunk)
-                    if (
-                        length <= self.max_megabytes << 20
-                    ):  # the rest of a larger file is read, or the answer would be lost
+                    # The rest of a larger file is read, too, or the answer would be lost.
+                    if length <= self.max_megabytes << 20:
                         file.write(chunk)
         except ClientDisconnect:  # nobody reads the answer
             self.photos.discard(path)
