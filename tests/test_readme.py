@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from docs._extensions.result_numbers import evaluate, is_rounded
 
 import caaseg
 from caaseg.cli import main, parse
 from tests.data.trees import CAMVID
+from tests.page_numbers import check_every_number, prose
 from tests.reader_files import sample_photo
 from tests.training.camvid_frames import save_frames
 
@@ -21,20 +21,12 @@ README = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 YOUR_OWN = re.search(r"^## Your own images\n(.*?)^## ", README, re.DOTALL | re.MULTILINE)
 SOURCES = yaml.safe_load((ROOT / "docs" / "readme_numbers.yaml").read_text())
-NUMBER = re.compile(r"(?<![\w.-])\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def blocks(text: str) -> list[list[str]]:
     """Return the commands of each block of commands."""
     found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     return [re.findall(r"^caaseg (.*)$", block, re.MULTILINE) for block in found]
-
-
-def prose(text: str) -> str:
-    """Return the text and the tables, without code blocks, code, and targets of links."""
-    for pattern in (r"^```.*?^```$", r"`[^`]*`", r"\]\([^)]*\)"):
-        text = re.sub(pattern, " ", text, flags=re.DOTALL | re.MULTILINE)
-    return text
 
 
 assert YOUR_OWN is not None
@@ -52,20 +44,7 @@ def test_the_readme_is_short_and_has_its_examples() -> None:
 
 
 def test_every_number_is_that_of_a_result() -> None:
-    rest = prose(README)
-    for entry in SOURCES["measured"]:
-        text, expressions = entry["text"], entry["sources"]
-        assert rest.count(text) == 1, f"{text!r} occurs {rest.count(text)} times in the README; expected once"
-        rest = rest.replace(text, " ")
-        for number, expression in zip(NUMBER.findall(text), expressions, strict=True):
-            if expression is not None:
-                value = evaluate(expression)
-                assert is_rounded(number, value), f"{text!r}: {expression} is {value}"
-    for text in SOURCES["not_measured"]:
-        assert text in rest, f"{text!r} is not in the README any more; delete it from docs/readme_numbers.yaml"
-        rest = rest.replace(text, " ")
-    left = NUMBER.findall(rest)
-    assert not left, f"{left}: numbers without a source; add them to docs/readme_numbers.yaml"
+    check_every_number(prose(README), SOURCES)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))

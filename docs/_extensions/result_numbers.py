@@ -7,9 +7,9 @@ An expression names a file below benchmarks/results and a path in it, then optio
     fused.json measurements[implementation=fused,height=65].forward_ms
     mean headline/train-seed?.single.json mean_iou * 100
 
-A step `name[key=value,...]` selects the only element of a list with these values, with ~ for a space; `name.3` selects
-element 3. After `/`, `*` or `-` follows a number or another path in the same file. `mean` and `std` in front take the
-value of every file that matches the pattern.
+A step `name[key=value,...]` selects the only element of a list with these values; `name.3` selects element 3. ~ stands
+for a space. After `/`, `*` or `-` follows a number or another path in the same file; they apply from left to right.
+`mean` and `std` in front take the value of every file that matches the pattern.
 
 In a page, {number}`EXPRESSION; FORMAT` writes the value with a Python format, such as `.0f`.
 """
@@ -69,13 +69,13 @@ def _operand(file: Path, word: str, expression: str) -> float:
         pass
     found: Any = _content(file)
     for step in re.findall(r"[^.\[]+(?:\[[^\]]*\])?", word):
-        name, _, conditions = step.removesuffix("]").partition("[")
+        name, _, conditions = step.replace("~", " ").removesuffix("]").partition("[")
         try:
             found = found[int(name) if isinstance(found, list) else name]
         except (KeyError, IndexError) as error:
             raise ValueError(f"{expression}: no {name!r}; expected any of {', '.join(found)}") from error
         if conditions:
-            wanted = dict(condition.replace("~", " ").split("=", 1) for condition in conditions.split(","))
+            wanted = dict(condition.split("=", 1) for condition in conditions.split(","))
             matching = [one for one in found if all(str(one.get(key)) == value for key, value in wanted.items())]
             if len(matching) != 1:
                 raise ValueError(f"{expression}: {len(matching)} elements match {step!r}; expected 1")
