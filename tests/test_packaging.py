@@ -40,7 +40,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built: Path) -> None:
         f"caaseg/{path.relative_to(PACKAGE).as_posix()}" for path in expected
     }
     for file in (
-        "app.css",
+        "app/page/index.html",
         "data/datasets/tables/camvid.yaml",
         "py.typed",
         "recipes/folder/finetune.yaml",
