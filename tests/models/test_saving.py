@@ -22,6 +22,7 @@ from caaseg.errors import CaasegError
 from caaseg.models import HEADS, load_model
 from caaseg.models.backbones import TimmBackbone
 from caaseg.models.weights import load_backbone_weights, read_tensors
+from tests.small_models import small_model
 
 CLASSES, PALETTE = ["road", "tree", "sky"], [(128, 64, 128), (0, 128, 0), (70, 130, 180)]
 
@@ -434,3 +435,13 @@ def test_complex_and_integer_weights_are_rejected(saved: Path, kind: str) -> Non
     torch.save(state, saved / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"1 of another dtype: classifier\.weight"):
         load_model(saved)
+
+
+def test_a_directory_without_a_model_does_not_hide_a_shipped_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "camvid").mkdir()  # the dataset, for example
+    assert caaseg.load_model("camvid").config.num_classes == 11
+    small_model("fcn").save_pretrained(tmp_path / "camvid")
+    assert caaseg.load_model("camvid").config.num_classes == 5

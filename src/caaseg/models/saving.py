@@ -201,8 +201,6 @@ def load_model(
 def _find_directory(source: str | Path, revision: str | None) -> Path:
     """Return the directory with the model's files; download it if the source is a hub id."""
     path = Path(source)
-    if str(source) in shipped_models() and not path.exists():
-        return SHIPPED / str(source)
     for directory in (path, path / "model"):  # a saved model, or a run directory
         if (directory / CONFIG).is_file():
             return directory
@@ -217,6 +215,8 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
             f"{source}: an unfinished run; resume it with --resume auto, or use the model with the best validation "
             f"score so far, {path / 'best'}"
         )
+    if str(source) in shipped_models():  # also if a dataset is in a directory of this name
+        return SHIPPED / str(source)
     if path.exists():
         raise CaasegError(
             f"{source}: contains no model; expected a directory with {CONFIG} and {WEIGHTS}, or a run directory with "
