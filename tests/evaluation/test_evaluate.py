@@ -272,8 +272,8 @@ def test_errors_name_a_missing_model_or_root(
     monkeypatch.chdir(root)
     assert main(["evaluate", "model", "--dataset", "camvid"]) == 2
     assert "camvid needs the directory of its files; give it as --root" in capsys.readouterr().err
-    assert main(["evaluate", "camvid", "--dataset", "camvid", "--root", "camvid"]) == 2
-    assert "camvid: contains no model; expected a directory with config.json" in capsys.readouterr().err
+    assert main(["evaluate", "camvid/train", "--dataset", "camvid", "--root", "camvid"]) == 2
+    assert "camvid/train: contains no model; expected a directory with config.json" in capsys.readouterr().err
 
 
 def test_different_class_names_of_model_and_dataset_are_reported(
