@@ -20,6 +20,7 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_extensions", "notebooks"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+smartquotes = False  # options such as --steps must stay as they are
 
 nitpicky = True
 # Types of other packages, type variables and aliases have no page here, and no network is needed for a build.

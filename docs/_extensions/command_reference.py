@@ -91,7 +91,7 @@ def _default(parameter: inspect.Parameter) -> str:
 def _value(value: Any) -> str:
     if value is PydanticUndefined:
         return "required"
-    if value is None or value == ():
+    if value is None or value in ((), []):
         return ""
     if isinstance(value, tuple | list):
         return f"`{' '.join(map(str, value))}`"
