@@ -108,7 +108,7 @@ def draw_growth(costs: Sequence[ModelCost], batch: int) -> Figure:
 
 
 def model_label(name: str) -> str:
-    """Return the name of a benchmarked model, such as caa:grouped:captured, in words. All were captured alike."""
+    """Return the legend label of a benchmarked model, such as caa:grouped:captured. It omits CUDA graph suffixes."""
     head, *options = name.split(":")
     if head not in HEADS:
         return name
