@@ -79,7 +79,7 @@ def test_a_size_is_two_integers_or_one_text(size: Any) -> None:
     [
         (Architecture, {"head": "caaa"}, "head is 'caaa'; expected fcn, axial, axial_se, caa, "),
         (Architecture, {"head": "caaa"}, "danet, or file.py:Class; did you mean caa?"),
-        (Architecture, {"output_stride": 32}, "output_stride is 32; expected 8 or 16"),
+        (Architecture, {"output_stride": 4}, "output_stride is 4; expected 8, 16 or 32"),
         (Architecture, {"resnet_variant": "x"}, "resnet_variant is 'x'; expected 'standard' or 'authors'"),
         (Architecture, {"channels": 0}, "channels is 0; expected greater than or equal to 1"),
         (Architecture, {"channels": True}, "channels is True; expected a valid integer"),

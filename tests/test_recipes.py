@@ -162,7 +162,7 @@ def test_a_row_is_its_base_recipe_with_the_changes_of_the_table() -> None:
         ),
         (GOOD + "optimizer: {schedule: step}", "optimizer.schedule is 'step'; expected 'poly' or 'cosine'"),
         ("data: {dataset: scenes, crop: 64}", "data.crop is 64; expected a list of values"),
-        ("data: {dataset: scenes}\nmodel: {output_stride: 32}", "model.output_stride is 32; expected 8 or 16"),
+        ("data: {dataset: scenes}\nmodel: {output_stride: 4}", "model.output_stride is 4; expected 8, 16 or 32"),
         ("data: {dataset: scenes, cache: much}", "data.cache is 'much'; expected a valid boolean"),
         (
             "data: {dataset: scenes}\nmodel: {stages: all}",
@@ -209,7 +209,7 @@ def test_a_bad_recipe_is_one_message_and_exit_code_2(
         ),
         (["--data.keep"], "unknown option --data.keep; did you mean --data.cache?"),
         (["--steps", "many"], "--steps is 'many'; expected a valid integer"),
-        (["--model.output-stride=4"], "--model.output-stride is 4; expected 8 or 16"),
+        (["--model.output-stride=4"], "--model.output-stride is 4; expected 8, 16 or 32"),
         (["--model.head", "cac"], "--model.head is 'cac'; expected fcn, axial, axial_se, caa, "),
         (["--batch_size", "0"], "--batch-size is 0; expected greater than or equal to 1"),
         (["--data.flip", "7"], "--data.flip is 7; expected less than or equal to 1"),
@@ -297,6 +297,6 @@ def test_help_explains_every_value(capsys: pytest.CaptureFixture[str]) -> None:
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for key in flat_fields(Recipe):
         assert f"--{key.replace('_', '-')} " in text
-    assert "--model.output-stride {8,16} Output stride of the backbone. (default: 16)" in text
+    assert "--model.output-stride {8,16,32} Output stride of the backbone. (default: 16)" in text
     assert "--optimizer.warmup-steps INT Steps of linear warmup from 0. (default: 0)" in text
     assert "default: 40000)" in text

@@ -16,7 +16,7 @@ Activation = Literal["leaky_relu", "relu"]
 Dilation = Literal["authors", "timm"]
 Difficulty = Literal["easy", "medium", "hard"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
-OutputStride = Literal[8, 16]
+OutputStride = Literal[8, 16, 32]
 LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 ResNetVariant = Literal["standard", "authors"]
 
@@ -84,6 +84,9 @@ class Architecture(Settings):
     """Input upsampling factor; larger inputs help with thin objects."""
     aux: bool = False
     """Train an auxiliary classifier on the backbone's features."""
+    aux_stage: Annotated[int, Field(strict=True, ge=1, le=4)] | None = None
+    """Backbone stage that the auxiliary classifier reads, from 1, with a 3x3 convolution; mmsegmentation uses 3. None
+    reads the input of the head with a 1x1 convolution, like the authors."""
     decoder: bool = False
     """Refine the result with the simple decoder at stride 4."""
     decoder_channels: Width = 256
@@ -281,7 +284,9 @@ class LossRecipe(Settings):
     aux_weight: NotNegative = 0.4
     """Weight of the auxiliary loss."""
     branch_weight: NotNegative = 1.0
-    """Weight of the loss of each further branch (danet: spatial, channel; axial_se: channel)."""
+    """Weight of the loss of each further branch (danet: spatial, channel; axial_se: channel; ocr: regions)."""
+    presence_weight: NotNegative = 0.2
+    """Weight of the loss of a head that predicts which classes an image contains (encnet)."""
     class_weights: Literal["none", "log"] | tuple[NotNegative, ...] = "none"
     """Class weights: none, log for 1 / log(1.1 + frequency), or one number per class."""
     ohem: Annotated[float, Field(gt=0, le=1)] | None = None

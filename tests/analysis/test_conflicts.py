@@ -219,7 +219,7 @@ def test_image_gates_are_the_gates_of_the_block() -> None:
     image = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)
     gates = image_gates(model, image)
     with torch.inference_mode():
-        coarse, _ = model.backbone(normalize(image[None], model.backbone.mean, model.backbone.std))
+        coarse = model.backbone(normalize(image[None], model.backbone.mean, model.backbone.std)).coarse
         maps = model.head.block.explain(model.head.entry(coarse))  # type: ignore[operator, union-attr]
     torch.testing.assert_close(gates.column[None], maps.column_gate)
     torch.testing.assert_close(gates.row[None], maps.row_gate)

@@ -34,7 +34,7 @@ from tests.cli import commands
             "evaluate m --dataset camvid --scales",
             "--scales has no value; see caaseg evaluate --help",
         ),
-        ("evaluate m --dataset camvid --output-stride 7", "--output-stride is 7; expected 8 or 16"),
+        ("evaluate m --dataset camvid --output-stride 7", "--output-stride is 7; expected 8, 16 or 32"),
         (
             "evaluate m --dataset camvid --device cuad",
             "--device is 'cuad'; expected auto, cpu, cuda, cuda:N, mps; did you",

@@ -59,7 +59,7 @@ def test_the_head_gives_the_authors_numbers() -> None:
         lambda module, inputs: shown.update({"output_concat": cat([inputs[0], inputs[1].expand_as(inputs[0])], dim=1)})
     )
     with torch.no_grad():
-        fused, branches, _ = head(features)
+        fused, branches, *_ = head(features)
     assert branches == {}
     for name, ours in {**shown, "output_bottleneck": fused}.items():
         torch.testing.assert_close(ours, nchw(stored[name]), atol=1e-4, rtol=1e-4)

@@ -206,7 +206,7 @@ def change_config(directory: Path, **changed: Any) -> None:
         ({"num_classes": 4, "classes": None, "palette": None}, "the weights do not fit the model; 2 of another shape"),
         ({"num_classes": "many"}, "num_classes"),
         ({"color": "blue"}, "color"),
-        ({"output_stride": 32}, "output_stride"),
+        ({"output_stride": 4}, "output_stride"),
         ({"backbone": "resnet18"}, "the weights do not fit the model; "),
         ({"decoder": True}, "the weights do not fit the model; "),
         ({"classes": ["a"]}, "classes has 1 entries, but num_classes is 3"),

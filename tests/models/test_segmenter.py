@@ -130,8 +130,8 @@ def test_squeeze_and_excitation_can_follow_the_axial_attention() -> None:
 
 def test_danet_sums_the_features_of_its_branches() -> None:
     model = build("danet").eval()
-    coarse, _ = model.backbone(torch.randn(1, 3, 33, 33))
-    fused, branches, _ = model.head(coarse)
+    coarse = model.backbone(torch.randn(1, 3, 33, 33)).coarse
+    fused, branches, *_ = model.head(coarse)
     torch.testing.assert_close(fused, branches["spatial"] + branches["channel"])
 
 
@@ -201,7 +201,7 @@ def test_gate_and_implementation_options_reach_the_block() -> None:
     ("options", "message"),
     [
         ({"head": "cca"}, "head is 'cca'; expected fcn, axial, axial_se, caa"),
-        ({"output_stride": 4}, "output_stride is 4; expected 8 or 16"),
+        ({"output_stride": 4}, "output_stride is 4; expected 8, 16 or 32"),
         ({"num_classes": 0}, "num_classes is 0; expected greater than or equal to 1"),
         ({"num_classes": "3"}, "num_classes is '3'; expected a valid integer"),
         ({"channels": 0}, "channels is 0; expected greater than or equal to 1"),

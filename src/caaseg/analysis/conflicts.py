@@ -53,13 +53,13 @@ class Views(nn.Module):
         self.names = model.head.views
 
     def forward(self, images: Tensor) -> Tensor:
-        coarse, fine = self.model.features(images)
-        whole = self.model.classify(coarse, fine)
+        features = self.model.features(images)
+        whole = self.model.classify(features)
         views = [whole.branches[name] for name in self.names[:-1] if name in whole.branches]  # (N, K, h, w) each
         if self.model.head.averages_gates:
             for column, row in GATE_MEANS:
                 with _block(self.model).register_forward_hook(partial(_average_hook, column=column, row=row)):
-                    views.append(self.model.classify(coarse, fine).logits)
+                    views.append(self.model.classify(features).logits)
         return torch.cat([resize(view, images.shape[2:]) for view in (*views, whole.logits)], dim=1)
 
 

@@ -40,13 +40,7 @@ class Features(NamedTuple):
 
     coarse: Tensor  # (N, coarse_channels, H/stride, W/stride), for the head
     fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
-
-
-class Pyramid(NamedTuple):
-    """Output of a timm backbone for a neck."""
-
-    levels: tuple[Tensor, ...]  # (N, C, H/stride, W/stride), from fine to coarse
-    fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
+    levels: tuple[Tensor, ...] = ()  # (N, C, h, w) per stage, from fine to coarse, for necks and heads with `levels`
 
 
 class Backbone(nn.Module):
@@ -55,6 +49,8 @@ class Backbone(nn.Module):
     coarse_channels: int
     fine_channels: int | None
     """Channels of `Features.fine`; None if that is None."""
+    level_channels: tuple[int, ...] = ()
+    """Channels of `Features.levels`."""
     mean: tuple[float, ...]
     """RGB mean that images are normalized with, for values from 0 to 1."""
     std: tuple[float, ...]
@@ -99,7 +95,7 @@ class TimmBackbone(Backbone):
 
     Args:
         name: any timm model that supports `features_only` and `output_stride`, such as resnet101.
-        output_stride: stride of the coarse features, 8 or 16.
+        output_stride: stride of the coarse features, 8, 16 or 32.
         stages: number of stages to use; None for all. A stage ends at each feature map that timm has at stride 4
             or coarser, before anything is dilated: layer1 to layer4 of a ResNet. Later stages are not built.
         multi_grid: dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4).
@@ -110,7 +106,6 @@ class TimmBackbone(Backbone):
             for the authors' variant, and "timm" for the standard variant.
         top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
             activation, like the paper's code: 2,560 channels for B7. If False, take them after the last block.
-        pyramid: strides of feature maps to return as a `Pyramid`, for a neck; nothing is dilated then.
         with_fine: whether to return the stride-4 features.
         hub_weights: download timm's ImageNet weights.
     """
@@ -125,7 +120,6 @@ class TimmBackbone(Backbone):
         variant: ResNetVariant = "standard",
         dilation: Dilation | None = None,
         top_features: bool = False,
-        pyramid: Sequence[int] | None = None,
         with_fine: bool = False,
         hub_weights: bool = False,
     ) -> None:
@@ -143,7 +137,7 @@ class TimmBackbone(Backbone):
             net = _create(name, output_stride, None, **resnet_authors.STEM)
             resnet_authors.to_authors_resnet(net, output_stride, dilation or "authors")
         else:
-            net = _create(name, output_stride if pyramid is None else max(pyramid), stages, pretrained=hub_weights)
+            net = _create(name, output_stride, stages, pretrained=hub_weights)
             if dilation == "authors":
                 _dilate_like_authors(net, name, stages)
         if multi_grid is not None:
@@ -167,42 +161,33 @@ class TimmBackbone(Backbone):
         self.fine_index = reductions.index(FINE_STRIDE) if with_fine else None
         self.fine_channels = channels[self.fine_index] if self.fine_index is not None else None
         self.coarse_channels = net.conv_head.out_channels if top_features else channels[-1]
-        self.pyramid_indices = None if pyramid is None else _indices(name, reductions, pyramid)
-        self.pyramid_channels = [channels[index] for index in self.pyramid_indices or ()]
+        self.level_indices = [index for index, stride in enumerate(reductions) if stride >= FINE_STRIDE]
+        self.level_strides = tuple(reductions[index] for index in self.level_indices)
+        self.level_channels = tuple(channels[index] for index in self.level_indices)
         self.split_first_stage = variant == "authors"
         self.mean = tuple(net.pretrained_cfg["mean"])  # of the inputs that the weights were trained on
         self.std = tuple(net.pretrained_cfg["std"])
         if variant == "authors" and dilation != "timm":
             self.mean, self.std = resnet_authors.MEAN, resnet_authors.STD
 
-    def forward(self, images: Tensor) -> Features | Pyramid:
+    def forward(self, images: Tensor) -> Features:
         if self.split_first_stage:
             return self._forward_split(images)
         features = self.net(images)
-        if self.pyramid_indices is not None:
-            fine = None if self.fine_index is None else features[self.fine_index]
-            return Pyramid(tuple(features[index] for index in self.pyramid_indices), fine)
         coarse = self.net.bn2(self.net.conv_head(features[-1])) if self.top_features else features[-1]
-        return Features(coarse, None if self.fine_index is None else features[self.fine_index])
+        fine = None if self.fine_index is None else features[self.fine_index]
+        return Features(coarse, fine, tuple(features[index] for index in self.level_indices))
 
     def _forward_split(self, images: Tensor) -> Features:
-        """Run the authors' variant: the last block of its first stage has stride 2, so fine features precede it."""
+        """Run the authors' variant: the last block of a stage has its stride, so a level is the input of that block."""
         net = self.net
         x = net.maxpool(net.act1(net.bn1(net.conv1(images))))
-        fine = net.layer1[:-1](x)
-        coarse = net.layer4(net.layer3(net.layer2(net.layer1[-1](fine))))
-        return Features(coarse, None if self.fine_index is None else fine)
-
-
-def _indices(name: str, reductions: list[int], strides: Sequence[int]) -> list[int]:
-    """Return the indices of the feature maps with these strides."""
-    missing = [stride for stride in strides if stride not in reductions]
-    if missing:
-        raise CaasegError(
-            f"backbone {name} has features of strides {reductions}; the neck needs stride {missing[0]}: use another "
-            "backbone, or no neck"
-        )
-    return [reductions.index(stride) for stride in strides]
+        levels = []
+        for stage in (net.layer1, net.layer2, net.layer3):
+            levels.append(stage[:-1](x))
+            x = stage[-1](levels[-1])
+        coarse = net.layer4(x)
+        return Features(coarse, None if self.fine_index is None else levels[0], (*levels, coarse))
 
 
 def _create(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
@@ -283,7 +268,7 @@ def _has_stride(name: str, output_stride: int, stages: int | None = None) -> boo
 
 def unused_names(backbone: TimmBackbone) -> set[str]:
     """Return the names of a timm model's tensors that a backbone does not use: its classifier and unused stages."""
-    stride = backbone.output_stride if backbone.pyramid_indices is None else 32
+    stride = backbone.output_stride
     standard = _create_on_meta(backbone.name, stride, backbone.stages).state_dict()
     ours = {**standard, **backbone.net.state_dict()}  # a standard tensor that the authors' variant lacks is an error
     with torch.device("meta"):

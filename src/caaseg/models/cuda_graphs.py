@@ -21,6 +21,11 @@ CAPTURE_MODE = "thread_local"
 """By default a capture fails if another thread allocates memory, such as the thread that pins the next images."""
 
 
+def _optional(prediction: Prediction) -> tuple[Tensor | None, ...]:
+    """Return the outputs that some models lack, in the order in which they are captured."""
+    return prediction.aux, prediction.regularized, prediction.presence
+
+
 class _Flat(nn.Module):
     """Return the coarse prediction as a tuple of tensors, the only type of output that torch captures."""
 
@@ -34,7 +39,7 @@ class _Flat(nn.Module):
             torch.clear_autocast_cache()  # casts of weights must be part of the graph
             prediction = self.model.coarse(images)
             torch.clear_autocast_cache()
-        optional = [output for output in (prediction.aux, prediction.regularized) if output is not None]
+        optional = [output for output in _optional(prediction) if output is not None]
         return (prediction.logits, *optional, *prediction.branches.values())
 
 
@@ -57,15 +62,16 @@ def capture_coarse(
         set_warning(False)
     with preserve_state(model):
         with torch.no_grad(), context():
-            names = list(model.coarse(images).branches)
+            example = model.coarse(images)
+            names, present = list(example.branches), [output is not None for output in _optional(example)]
+            del example
         with _thread_local_capture():
             flat: Any = torch.cuda.make_graphed_callables(_Flat(model, context), (images,), allow_unused_input=True)
 
     def replay(images: Tensor) -> Prediction:
         logits, *others = flat(images)
-        aux = others.pop(0) if model.aux is not None else None
-        regularized = others.pop(0) if model.config.car else None
-        return Prediction(logits, aux, dict(zip(names, others, strict=True)), regularized)
+        aux, regularized, presence = (others.pop(0) if is_present else None for is_present in present)
+        return Prediction(logits, aux, dict(zip(names, others, strict=True)), regularized, presence)
 
     return replay
 

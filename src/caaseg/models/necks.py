@@ -5,11 +5,24 @@ from collections.abc import Sequence
 from torch import Tensor, cat, nn
 
 from caaseg.attention.projection import BN_EPSILON, projection
+from caaseg.errors import CaasegError
+from caaseg.models.backbones import TimmBackbone
 from caaseg.models.resize import resize
 
 RATES = (1, 2, 4, 8)
 STRIDES = (8, 16, 32)
 """Strides of the feature maps that the neck joins."""
+
+
+def joined_levels(backbone: TimmBackbone) -> list[int]:
+    """Return the indices of the backbone's levels with these strides."""
+    missing = [stride for stride in STRIDES if stride not in backbone.level_strides]
+    if missing:
+        raise CaasegError(
+            f"backbone {backbone.name} has features of strides {list(backbone.level_strides)}; the neck needs stride "
+            f"{missing[0]}: use another backbone, or no neck"
+        )
+    return [backbone.level_strides.index(stride) for stride in STRIDES]
 
 
 class JPU(nn.Module):

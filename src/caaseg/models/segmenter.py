@@ -15,7 +15,7 @@ from caaseg.models.backbones import Backbone, Features, TimmBackbone, check_back
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import head_class, resolve_head
 from caaseg.models.heads.base import DROPOUT, Head
-from caaseg.models.necks import JPU, STRIDES
+from caaseg.models.necks import JPU, joined_levels
 from caaseg.models.resize import resize, upsample_input
 from caaseg.models.result import Predictable
 from caaseg.models.saving import HubModel
@@ -27,8 +27,9 @@ class Prediction(NamedTuple):
 
     logits: Tensor  # (N, K, H, W)
     aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without it
-    branches: dict[str, Tensor]  # name -> (N, K, H, W), as the head's `branches` lists them
+    branches: dict[str, Tensor]  # name -> (N, K, H, W), further outputs of the head that are trained
     regularized: Tensor | None = None  # (N, C, h, w), features for the losses of CAR; only in a coarse prediction
+    presence: Tensor | None = None  # (N, K), logits of the classes that an image contains; only in a coarse prediction
 
 
 class Segmenter(Predictable, HubModel):
@@ -55,8 +56,7 @@ class Segmenter(Predictable, HubModel):
         if backbone is None:
             self.backbone: Backbone = TimmBackbone(
                 config.backbone,
-                output_stride=config.output_stride,
-                pyramid=None if config.neck is None else STRIDES,
+                output_stride=config.output_stride if config.neck is None else 32,
                 stages=config.stages,
                 multi_grid=config.multi_grid,
                 variant=config.resnet_variant,
@@ -72,9 +72,11 @@ class Segmenter(Predictable, HubModel):
         if config.neck is not None:
             if not isinstance(self.backbone, TimmBackbone):
                 raise CaasegError(f"neck is {config.neck}, for timm backbones only; leave it out")
-            self.neck = JPU(self.backbone.pyramid_channels, config.channels)
+            self.neck_levels = joined_levels(self.backbone)
+            self.neck = JPU([self.backbone.level_channels[index] for index in self.neck_levels], config.channels)
             coarse = self.neck.out_channels
-        self.head = head(coarse, config)
+        levels = () if self.neck is not None else getattr(self.backbone, "level_channels", ())
+        self.head = head(coarse if head.levels is None else _selected(levels, head), config)
         if config.car and getattr(self.head, "car", None) is None:
             raise CaasegError(f"car is true, but head {config.head} has no linear layer `car`; leave it out")
         self.decoder = (
@@ -87,9 +89,14 @@ class Segmenter(Predictable, HubModel):
         self.branch_classifiers = nn.ModuleDict(
             {name: classifier(self.head.branch_channels, config.num_classes) for name in self.head.branches}
         )
+        stage = config.aux_stage
+        if stage is not None and stage > len(levels):
+            raise CaasegError(f"aux_stage is {stage}, but the model has {len(levels)} stages; use fewer or none")
         self.aux = (
             nn.Sequential(
-                projection(coarse, config.bottleneck_channels),
+                projection(coarse, config.bottleneck_channels)
+                if stage is None
+                else projection(levels[stage - 1], config.bottleneck_channels, kernel_size=3),
                 nn.Dropout(DROPOUT),
                 classifier(config.bottleneck_channels, config.num_classes),
             )
@@ -103,31 +110,34 @@ class Segmenter(Predictable, HubModel):
 
     def coarse(self, images: Tensor) -> Prediction:
         """Predict without the final resizing: (N, 3, H, W) -> logits (N, K, h, w) at the size of the features."""
-        return self.classify(*self.features(images))
+        return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Features:
         """Return the features of backbone and neck for normalized images, (N, 3, H, W), upsampled if configured.
 
         Returns:
-            `coarse` (N, C, h, w) for the head, and `fine` (N, C', H/4, W/4) for the decoder, None without a decoder.
+            `coarse` (N, C, h, w) for the head, `fine` (N, C', H/4, W/4) for the decoder, None without a decoder, and
+            `levels`, one map per backbone stage, for a head with `levels`.
         """
-        found = self.backbone(upsample_input(images, self.config.input_upsampling))
-        return found if self.neck is None else Features(self.neck(found.levels), found.fine)
+        found: Features = self.backbone(upsample_input(images, self.config.input_upsampling))
+        if self.neck is None:
+            return found
+        return Features(self.neck([found.levels[index] for index in self.neck_levels]), found.fine)
 
-    def classify(self, coarse: Tensor, fine: Tensor | None) -> Prediction:
-        """Return the coarse prediction, logits (N, K, h, w), from the result of `features`.
-
-        Args:
-            coarse: (N, C, h, w).
-            fine: (N, C', H/4, W/4); None for a model without a decoder.
-        """
-        features, branches, regularized = self.head(coarse)
-        decoded = features if self.decoder is None else self.decoder(features, fine)
+    def classify(self, features: Features) -> Prediction:
+        """Return the coarse prediction, logits (N, K, h, w), from the result of `features`."""
+        coarse, fine, levels = features
+        read = self.head.levels
+        found = self.head(coarse if read is None else [levels[index] for index in read])
+        decoded = found.fused if self.decoder is None else self.decoder(found.fused, fine)
+        stage = self.config.aux_stage
+        branches = {name: self.branch_classifiers[name](branch) for name, branch in found.branches.items()}
         return Prediction(
             logits=self.classifier(decoded),
-            aux=None if self.aux is None else self.aux(coarse),
-            branches={name: self.branch_classifiers[name](branch) for name, branch in branches.items()},
-            regularized=regularized,
+            aux=None if self.aux is None else self.aux(coarse if stage is None else levels[stage - 1]),
+            branches={**branches, **found.logits},
+            regularized=found.regularized,
+            presence=found.presence,
         )
 
     def for_inference(self) -> "Segmenter":
@@ -153,6 +163,18 @@ class Segmenter(Predictable, HubModel):
         model.to(self.classifier.weight)  # its device and dtype
         model.load_state_dict(self.state_dict())
         return model.train(self.training)
+
+
+def _selected(channels: Sequence[int], head: type[Head]) -> tuple[int, ...]:
+    """Return the channels of the feature maps that a head reads."""
+    assert head.levels is not None
+    needed = max(index + 1 if index >= 0 else -index for index in head.levels)
+    if needed > len(channels):
+        raise CaasegError(
+            f"{head.title} reads feature maps of {needed} backbone stages, but there are {len(channels)}; use another "
+            "backbone, or another neck"
+        )
+    return tuple(channels[index] for index in head.levels)
 
 
 def resize_prediction(prediction: Prediction, size: Sequence[int]) -> Prediction:
@@ -191,7 +213,7 @@ def create_model(
         backbone: a timm model that supports features_only and output_stride, or a module that follows
             `caaseg.models.backbones.Backbone`.
         num_classes: number of classes.
-        output_stride: 8 or 16.
+        output_stride: 8, 16 or 32.
         aux: add the auxiliary branch.
         decoder: add the simple decoder on stride-4 features.
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or

@@ -5,6 +5,8 @@ subclass `Head`, or `AttentionHead` if only the attention block is new, and pass
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -28,6 +30,8 @@ class HeadFeatures(NamedTuple):
     fused: Tensor  # (N, out_channels, H, W)
     branches: dict[str, Tensor]  # branch name -> (N, branch_channels, H, W)
     regularized: Tensor | None = None  # (N, C, H, W), output of `Head.car`; None without it
+    logits: Mapping[str, Tensor] = MappingProxyType({})  # name -> (N, K, h, w): classified here
+    presence: Tensor | None = None  # (N, K), logits of the classes that an image contains; None without them
 
 
 class ConflictWording(NamedTuple):
@@ -45,10 +49,16 @@ class Head(nn.Module):
 
     Subclasses set `out_channels`, and `branch_channels` if they have branches, in `__init__`, and implement
     `forward(features) -> HeadFeatures` for features (N, in_channels, H, W).
+
+    A head with `levels` reads several feature maps of the backbone: `in_channels` is then a tuple of channels, and
+    `features` a list of maps (N, C, h, w), one per entry of `levels`.
     """
 
     title: ClassVar[str] = "custom head"
     """Name for tables and figures."""
+    levels: ClassVar[tuple[int, ...] | None] = None
+    """Indices of the backbone stages whose feature maps the head reads, such as (0, 1, 2, 3) for strides 4 to 32, or
+    (-2, -1) for the last two stages. None for a head that reads the coarse feature map alone."""
     branches: ClassVar[tuple[str, ...]] = ()
     """Names of the feature maps in `HeadFeatures.branches`."""
     needs_two_images: ClassVar[bool] = False
