@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from caaseg.models.heads import HEADS, head_class
+from caaseg.models.heads import HEADS, resolve_head
 
 TableName = Literal[
     "table1",
@@ -82,7 +82,7 @@ class Row:
 
     def title(self, *, own_recipe: bool) -> str:
         """Return the label of the row with its own recipe, or with one for another dataset."""
-        label = self.label or head_class(self.model["head"]).title
+        label = self.label or resolve_head(self.model["head"]).title
         return f"{label}, {self.paper_label}" if own_recipe and self.paper_label else label
 
 

@@ -45,6 +45,11 @@ def resolve_head(head: "str | type[Head]") -> "type[Head]":
     return head_class(head) if head in HEADS else _class_in_file(head)
 
 
+def own_head(name: str) -> str | None:
+    """Return the head of a recipe if it is file.py:Class, for `load_model`, which needs it; None if it is built in."""
+    return None if name in HEADS else name
+
+
 def _class_in_file(head: str) -> "type[Head]":
     from caaseg.models.heads.base import Head
 
