@@ -113,7 +113,7 @@ def labels_from_mat(path: Path) -> NDArray[np.uint8]:
 
 
 INFO = DatasetInfo(
-    title="PASCAL VOC 2012, background scored; train_aug with labels of SBD",
+    title="PASCAL VOC 2012, background scored",
     open=VOC2012,
     classes=CLASSES.names,
     palette=CLASSES.palette,
