@@ -58,7 +58,7 @@ def test_options_replace_the_initial_weights_of_a_recipe_and_the_architecture_th
 
 
 def test_there_are_about_a_dozen_recipe_files() -> None:
-    assert 10 <= len(recipe_names()) <= 14
+    assert 10 <= len(recipe_names()) <= 16
 
 
 def test_a_value_is_the_default_then_the_file_then_the_command_line(tmp_path: Path) -> None:

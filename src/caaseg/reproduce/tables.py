@@ -38,6 +38,8 @@ BASES = {
     "pascal_context": "pascal_context/caa_resnet101_s16",
     "coco_stuff_10k": "coco_stuff_10k/caa_aux_resnet101_s8",
     "coco_stuff_164k": "coco_stuff_164k/caa_efficientnet_b5_s8",
+    "ade20k": "ade20k/caa_aux_resnet101_s8",
+    "voc2012": "voc2012/caa_aux_resnet101_s8",
     "cityscapes": "cityscapes/caa_aux_resnet101_s8",
     "camvid": "camvid/caa_resnet50",
     "folder": "folder/caa_resnet18",

