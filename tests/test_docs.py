@@ -50,8 +50,8 @@ PREPARATIONS: dict[str, Callable[[], object]] = {
     "your-images.md": lambda: images_and_masks(Path("my-data")),
 }
 TAKE_LONG = (
-    *("datasets", "deployment", "determinism", "fine-tuning", "get-started", "label-imports", "models", "prediction"),
-    *("research", "run-directory", "the-block", "your-images"),
+    *("datasets", "deployment", "determinism", "extending", "fine-tuning", "get-started", "label-imports", "models"),
+    *("prediction", "research", "run-directory", "the-block", "your-images"),
 )
 OPTIONAL = "openvino"  # a package of a tutorial that nothing else needs
 

@@ -13,25 +13,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from caaseg.benchmarks.mmseg_settings import CONFIGURATIONS
 from caaseg.errors import CaasegError
 from caaseg.torchvision_compat import declare_missing_operators
 
-CONFIGURATIONS = {
-    "fcn": "fcn_r50-d8",
-    "danet": "danet_r50-d8",
-    "psp": "pspnet_r50-d8",
-    "deeplabv3": "deeplabv3_r50-d8",
-    "deeplabv3plus": "deeplabv3plus_r50-d8",
-    "ocr": "ocrnet_r50-d8",
-    "ccnet": "ccnet_r50-d8",
-    "emanet": "emanet_r50-d8",
-    "ann": "ann_r50-d8",
-    "encnet": "encnet_r50-d8",
-    "nonlocal": "nonlocal_r50-d8",
-    "upernet": "upernet_r50",
-    "segformer": "segformer_mit-b0",
-}
-"""Our name of a head -> file in mmsegmentation's configs/_base_/models."""
 STRIDES = {8: (1, 2, 1, 1), 16: (1, 2, 2, 1), 32: (1, 2, 2, 2)}
 DILATIONS = {8: (1, 1, 2, 4), 16: (1, 1, 1, 2), 32: (1, 1, 1, 1)}
 """Strides and dilation rates of the four stages, by output stride."""
@@ -113,14 +98,19 @@ def build_mmseg(name: str, *, backbone: str, output_stride: int, num_classes: in
     return MMSegModel(MODELS.build(configuration))
 
 
-def _load(name: str, model: str) -> Any:
-    """Return the configuration of a model."""
+def check_installed(model: str) -> None:
+    """Raise an error if mmsegmentation is not installed."""
     missing = [package for package in ("mmseg", "mmcv", "mmengine") if find_spec(package) is None]
     if missing:
         raise CaasegError(
             f"{model}, but the package {missing[0]} is not installed; pip install mmsegmentation==1.2.2 "
             "mmcv-lite==2.1.0 mmengine ftfy regex, or remove the model"
         )
+
+
+def _load(name: str, model: str) -> Any:
+    """Return the configuration of a model."""
+    check_installed(model)
     declare_missing_operators()
     for unused in ("mmcv._ext", "cv2"):
         if unused not in sys.modules and find_spec(unused) is None:

@@ -133,7 +133,7 @@ def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: floa
         if mode == "compiled":
             network = torch.compile(network)
         elif mode == "regional":
-            compile_regions(network)
+            compileregions(network)
     inputs = [images, *network.parameters(), *network.buffers()]
 
     def infer() -> Tensor:
@@ -161,7 +161,7 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
         network = torch.compile(network, dynamic=False)
     elif mode == "regional":
         torch.compiler.reset()
-        compile_regions(model)
+        compileregions(model)
 
     def step() -> None:
         with autocast():
@@ -183,13 +183,13 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
     return cost
 
 
-def compile_regions(model: nn.Module) -> None:
+def compileregions(model: nn.Module) -> None:
     """Compile each residual block, and each part of a model without such blocks, in place.
 
     Blocks of one shape are compiled once: a ResNet-101 has 8 kinds of blocks. Compiling the whole model takes minutes.
     """
     torch._dynamo.config.recompile_limit = 64  # all regions count as one function; further ones would run eagerly
-    for region in _regions(model):
+    for region in regions(model):
         region.forward = _compiled(region.forward)
 
 
@@ -201,12 +201,13 @@ def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def _regions(module: nn.Module) -> Iterator[nn.Module]:
+def regions(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the residual blocks of a model, and its largest parts without residual blocks."""
     if type(module).__name__ in BLOCKS or not any(type(part).__name__ in BLOCKS for part in module.modules()):
         yield module
     else:
         for child in module.children():
-            yield from _regions(child)
+            yield from regions(child)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from caaseg.cli.arguments import Device, Figure, Names, Scales, check_writable, device_of
+from caaseg.cli.arguments import Device, Figure, Names, Positive, Scales, check_writable, device_of
 from caaseg.cli.terminal import COMMAND_LINE, console_for, write_json
-from caaseg.config import Count, NotNegative, Size, Workers
+from caaseg.config import Count, NotNegative, OutputStride, Size, Workers
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Mode = Literal["eager", "regional", "compiled"]
 Contender = Literal["axial", "fused", "factorised", "grouped", "loop"]
 GPU_SHAPES = ((16, 33, 33), (16, 65, 65), (8, 97, 97), (1, 129, 257))
 CPU_SHAPES = ((1, 17, 17), (1, 33, 33))
@@ -109,7 +110,8 @@ def benchmark_model(
     *,
     models: Names = ("caa", "caa:grouped", "axial", "danet", "torchvision:fcn", "torchvision:deeplabv3"),
     backbone: str = "resnet101",
-    output_stride: Literal[8] = 8,
+    output_stride: OutputStride = 8,
+    aux: bool = False,
     batch: Count = 16,
     sizes: Annotated[tuple[Size, ...], Field(min_length=1)] = ((513, 513),),
     num_classes: Count = 59,
@@ -121,18 +123,21 @@ def benchmark_model(
     json: str | None = None,
     figure: Figure | None = None,
 ) -> int:
-    """Measure images per second and peak memory of whole models and of torchvision's, in training and inference.
+    """Measure images per second and peak memory of whole models, ours and others', in training and inference.
 
     A training step is forward, loss, backward and an SGD step, with autocast and channels_last. Our models train with
-    fused_batch_norm, torchvision's with resized logits. For inference, batch normalizations of our models are folded.
+    fused_batch_norm, others with resized logits. For inference, batch normalizations of our models are folded.
 
     Args:
-        models: our heads (caa, axial, danet, fcn, ...), NAME:grouped for the paper's implementation, torchvision:fcn,
-            torchvision:deeplabv3, or smp:NAME for a model of segmentation_models_pytorch. NAME:compiled compiles the
-            model. For our heads, NAME:captured replays the training step as a CUDA graph, and NAME:plain trains with
-            torch's batch normalization.
-        backbone: timm backbone of all models; torchvision's have resnet50 and resnet101.
+        models: our heads (caa, axial, danet, fcn, ...), file.py:Class for a head of your own, NAME:grouped for the
+            paper's implementation, torchvision:fcn, torchvision:deeplabv3, smp:NAME for a model of
+            segmentation_models_pytorch, or mmseg:NAME for a model of mmsegmentation. NAME:compiled compiles the model,
+            NAME:regional compiles its blocks one by one, in less time. For our heads, NAME:captured replays the
+            training step as a CUDA graph, and NAME:plain trains with torch's batch normalization.
+        backbone: timm backbone of all models; torchvision's have resnet50 and resnet101, mmsegmentation's also
+            resnet50c and resnet101c.
         output_stride: output stride of all models; torchvision's have 8.
+        aux: add the auxiliary classifier on the third stage, which mmsegmentation's models always have.
         batch: images per step.
         sizes: image sizes, such as 513 for 513 x 513, or 257x513; several show how the cost grows.
         num_classes: number of classes.
@@ -159,6 +164,7 @@ def benchmark_model(
             size=size,
             num_classes=num_classes,
             dtype=dtype,
+            aux=aux,
         )
         for size in sizes
     ]
@@ -184,6 +190,73 @@ def benchmark_model(
         save(draw_growth(costs, batch), figure)
         console.print(f"figure: {figure}", soft_wrap=True, highlight=False)
     return 0
+
+
+def benchmark_heads(
+    *,
+    heads: Names | None = None,
+    modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = ("eager", "regional"),
+    backbone: str = "resnet101c",
+    batch: Count = 16,
+    size: Size = (513, 513),
+    num_classes: Count = 59,
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
+    device: Device = "auto",
+    seconds: NotNegative = 0.5,
+    limit_minutes: Positive | None = None,
+    json: str | None = None,
+) -> int:
+    """Measure our heads beside those of mmsegmentation: images per second and memory, in training and inference.
+
+    Both sides have the same settings, input, loss and training step. The exit code is 1 if a measurement failed; the
+    others are measured nevertheless. The file of --json is written after each measurement.
+
+    Args:
+        heads: heads to measure; by default all that mmsegmentation has too.
+        modes: eager; regional, which compiles residual blocks and other parts of a model one by one; compiled, which
+            compiles whole models and takes minutes for each. All heads are measured in one mode before the next.
+        backbone: backbone of both sides; resnet101c is the ResNet of mmsegmentation's published models.
+        batch: images per step.
+        size: image size, such as 513 for 513 x 513.
+        num_classes: number of classes.
+        dtype: dtype of autocast.
+        device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
+        seconds: approximate time per measurement; there are two per model.
+        limit_minutes: start no head after this time.
+        json: file for the numbers; - is standard output.
+    """
+    from caaseg.benchmarks import heads as benchmark
+    from caaseg.benchmarks.model import Setting
+    from caaseg.benchmarks.provenance import provenance
+    from caaseg.reports.tables import head_cost_tables
+
+    check_writable(json=json)
+    torch_device, console = device_of(device), console_for(json)
+    setting = Setting(
+        backbone=backbone, output_stride=8, batch=batch, size=size, num_classes=num_classes, dtype=dtype, aux=True
+    )
+    origin = provenance(torch_device, COMMAND_LINE)
+    shared = {name: getattr(setting, name) for name in ("backbone", "batch", "size", "num_classes", "dtype")}
+    costs = benchmark.HeadCosts({}, {}, [])
+    for part, costs in benchmark.measure_heads(
+        heads or benchmark.COMPARED,
+        modes,
+        setting,
+        torch_device,
+        seconds=seconds,
+        limit_s=None if limit_minutes is None else 60 * limit_minutes,
+    ):
+        console.print(f"{part.model}: {costs.failed.get(part, 'measured')}", soft_wrap=True, highlight=False)
+        if json is not None and json != "-":  # keeps the finished measurements if the command is killed
+            write_json({**origin, "setting": shared, **benchmark.as_json(costs)}, json)
+    for table in head_cost_tables(costs):
+        console.print(table)
+    for title, parts in (("failed", costs.failed), ("not started", costs.left)):
+        if parts:
+            console.print(f"{title}: {', '.join(part.model for part in parts)}", highlight=False)
+    if json is not None:
+        write_json({**origin, "setting": shared, **benchmark.as_json(costs)}, json, console)
+    return 1 if costs.failed else 0
 
 
 def benchmark_evaluation(

@@ -42,7 +42,7 @@ def reproduce(
             datasets and this is one of them, only its rows are run.
         root: directory of the dataset.
         recipe: that one recipe, a name or a YAML file; by default a shipped recipe of the dataset.
-        rows: names of the rows to run; by default all.
+        rows: names of the rows to run; by default all. For heads, file.py:Class is a head of your own.
         seeds: number of seeds, which count from 0; by default 5 on the paper's dataset, otherwise 1. All rows are run
             with one seed before the next.
         split: split to evaluate on; by default the recipe's val_split. Select on val, and evaluate on test once.

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from caaseg.analysis.flops import GIGA, Count, PaperRow
 from caaseg.benchmarks.attention import Measurement
+from caaseg.benchmarks.heads import RATIOS, HeadCosts, geometric_means, ratios
 from caaseg.benchmarks.loader import Speed
 from caaseg.benchmarks.model import ModelCost
 from caaseg.data.datasets.info import DatasetInfo
@@ -171,6 +172,19 @@ def model_table(costs: Sequence[ModelCost]) -> Table:
             _megabytes(cost.inference_peak_bytes),
         )
     return table
+
+
+def head_cost_tables(costs: HeadCosts) -> Iterator[Table]:
+    """Yield a table of all models, then a table per mode: our heads relative to mmsegmentation's, and the means."""
+    yield model_table(list(costs.measured.values()))
+    means = geometric_means(costs)
+    for mode, by_head in ratios(costs).items():
+        columns = ("head", "training\nimages/s", "inference\nimages/s", "training\nmemory", "inference\nmemory")
+        table = _table(f"Ours / mmsegmentation's, {mode}", *columns)
+        for head, found in by_head.items():
+            table.add_row(head, *(_number(found.get(name)) for name in RATIOS), end_section=head == list(by_head)[-1])
+        table.add_row("geometric mean", *(_number(means[mode].get(name)) for name in RATIOS))
+        yield table
 
 
 def flops_table(counted: Count) -> Table:
