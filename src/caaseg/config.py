@@ -124,6 +124,10 @@ class Architecture(Settings):
     """Number of groups of the implementation "grouped"."""
     se_first: bool = True
     """For axial_se: squeeze-and-excitation before the axial attention instead of after it."""
+    recurrence: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
+    """For ccnet: how often its attention is applied."""
+    lateral: bool = False
+    """For encnet: join the features of the last three backbone stages, instead of using those of the last."""
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:

@@ -31,7 +31,8 @@ CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"
-CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.")  # parameters whose shape depends on num_classes
+CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.", "head.classifier.")
+"""Prefixes of the names of weights whose shape depends on num_classes."""
 
 CARD = """---
 {{ card_data }}

@@ -154,7 +154,9 @@ def train_loop(
                 with nullcontext() if last_part or ranks == 1 else network.no_sync():  # type: ignore[attr-defined]
                     with fabric.autocast():
                         prediction = network(prepare(part_images))  # logits (N, K, h, w), coarse
-                        part_loss = segmentation_loss(loss, prediction, part_labels, count, recipe.loss)
+                        part_loss = segmentation_loss(
+                            loss, prediction, part_labels, count, recipe.loss, recipe.batch_size
+                        )
                     fabric.backward(part_loss * ranks)  # DDP averages gradients over ranks, but the loss is a sum
                 own_loss += part_loss.detach()
             if recipe.optimizer.clip_grad_norm is not None:

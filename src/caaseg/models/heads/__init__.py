@@ -20,6 +20,12 @@ HEADS = {
     "self_attention": "caaseg.models.heads.self_attention:SelfAttentionHead",
     "channelized_self_attention": "caaseg.models.heads.self_attention:ChannelizedSelfAttentionHead",
     "danet": "caaseg.models.heads.danet:DANetHead",
+    "nonlocal": "caaseg.models.heads.nonlocal_block:NonLocalHead",
+    "ccnet": "caaseg.models.heads.ccnet:CCNetHead",
+    "emanet": "caaseg.models.heads.emanet:EMANetHead",
+    "ann": "caaseg.models.heads.ann:ANNHead",
+    "encnet": "caaseg.models.heads.encnet:EncNetHead",
+    "ocr": "caaseg.models.heads.ocr:OCRHead",
 }
 """Head name -> "module:Class"."""
 

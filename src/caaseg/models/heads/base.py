@@ -76,6 +76,9 @@ class Head(nn.Module):
 
     out_channels: int
     branch_channels: int = 0
+    classifier: nn.Module
+    """The head's own layer from features to logits of the classes, if it has one: initialized anew for other
+    classes."""
     car: nn.Conv2d | None
     """Linear layer whose output class-aware regularization (CAR) acts on; None or not set in a model without CAR."""
 
