@@ -35,8 +35,9 @@ def reproduce(
 
     Args:
         table: table1 to table5, state_of_the_art and appendix are the paper's; result_figure trains the models of its
-            result figures; car compares heads without and with class-aware regularization; heads compares all heads
-            with one recipe; groups measures time and memory against the number of groups, without training.
+            result figures; car compares heads without and with class-aware regularization; ade20k and voc2012 compare
+            heads with ResNet-101 in the settings of mmsegmentation; heads compares all heads with one recipe; groups
+            measures time and memory against the number of groups, without training.
         out: directory for cells/, runs/, and the table as .md, .json and .png.
         dataset: train all rows on this dataset with one recipe, instead of on the paper's. If the table has several
             datasets and this is one of them, only its rows are run.

@@ -69,10 +69,6 @@ class Grid:
         return self.directory / "runs" / cell.name
 
 
-PAPER_SEEDS = 5
-"""Number of runs per row, of which the paper reports mean and standard deviation."""
-
-
 def plan_grid(
     name: str,
     directory: Path,
@@ -97,7 +93,8 @@ def plan_grid(
         root: directory of the dataset.
         rows: names of the rows to run; by default all. For the table of heads, file.py:Class is the row of a head of
             your own, named after its class.
-        seeds: number of seeds, which count from 0; by default 5 with the paper's recipes, and 1 with another recipe.
+        seeds: number of seeds, which count from 0; by default that of the table with the rows' own
+            recipes (5 for the paper's), and 1 with another recipe.
         split: split to evaluate on; by default the recipe's val_split.
         multi_scale: also evaluate at several scales with flips, even if the paper's table does not.
         scales: scales of that evaluation.
@@ -115,7 +112,7 @@ def plan_grid(
     table_rows = (*table.rows, *own_heads.values())
     known = [row for row in table_rows if recipe is None and row.dataset == dataset and dataset is not None]
     uses_own_recipes = recipe is None and (dataset is None or bool(known))
-    seeds = seeds or (PAPER_SEEDS if uses_own_recipes else 1)
+    seeds = seeds or (table.seeds if uses_own_recipes else 1)
     base = None if uses_own_recipes else recipe or _base(dataset)
     if uses_own_recipes and any(row.dataset is None for row in table_rows):
         raise CaasegError(f"{name} is not a table of the paper and has no dataset; give --dataset or --recipe")
