@@ -73,7 +73,8 @@ class Architecture(Settings):
     """Architecture settings that do not depend on the dataset."""
 
     head: Annotated[str, AfterValidator(_checked_head)] = "caa"
-    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, or file.py:Class."""
+    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, nonlocal, ccnet, emanet,
+    ann, encnet, ocr, or file.py:Class."""
     backbone: str = "resnet50"
     """Backbone: a timm model that supports features_only and output_stride."""
     output_stride: OutputStride = 16

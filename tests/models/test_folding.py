@@ -36,6 +36,8 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     [
         ("caa", "test_resnet", {"aux": True, "decoder": True}),
         ("danet", "test_efficientnet", {}),  # its batch norms contain activations
+        *((head, "test_resnet", {}) for head in ("nonlocal", "ccnet", "emanet", "ann", "encnet", "ocr")),
+        ("encnet", "test_resnet", {"lateral": True, "output_stride": 8}),
         pytest.param("axial_se", "resnet18", {"resnet_variant": "authors"}, marks=pytest.mark.slow),
         ("fcn", "test_resnet", {"input_upsampling": 1.5}),
         ("fcn", "resnet26d", {"output_stride": 8}),  # with pooling in its shortcuts

@@ -49,13 +49,15 @@ ANN = {
     "fusion.stages.0.key_project": "fusion.keys",
     "fusion.stages.0.query_project": "fusion.queries",
     "fusion.stages.0.value_project": "fusion.values",
-    "fusion.stages.0.out_project": "fusion.join.0.project",
+    "fusion.stages.0.out_project.weight": "fusion.join.0.project_weight",
+    "fusion.stages.0.out_project.bias": "fusion.join.0.project_bias",
     "fusion.bottleneck": "fusion.join",
     "bottleneck": "entry",
     "context.stages.0.key_project": "context.keys",
     "context.stages.0.query_project": "context.keys",
     "context.stages.0.value_project": "context.values",
-    "context.stages.0.out_project": "context.join.0.project",
+    "context.stages.0.out_project.weight": "context.join.0.project_weight",
+    "context.stages.0.out_project.bias": "context.join.0.project_bias",
     "context.bottleneck": "context.join",
 }
 ENCNET = {

@@ -132,8 +132,18 @@ def test_a_pytorch_file_is_read_without_running_code(saved: Path) -> None:
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in state.items())
 
 
-def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classes(tmp_path: Path) -> None:
-    model = build("danet", aux=True)
+@pytest.mark.parametrize(
+    ("head", "classifiers"),
+    [
+        ("danet", ["branch_classifiers.spatial", "branch_classifiers.channel"]),
+        ("encnet", ["head.classifier"]),
+        ("ocr", ["head.classifier"]),
+    ],
+)
+def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classes(
+    head: str, classifiers: list[str], tmp_path: Path
+) -> None:
+    model = build(head, aux=True)
     model.save_pretrained(tmp_path)
     message = "was trained on 3 classes and is loaded with 7: the classifiers are initialized anew"
     with pytest.warns(UserWarning, match=message):
@@ -142,9 +152,7 @@ def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classe
     assert loaded.config.classes is None
     changed = {name for name, tensor in loaded.state_dict().items() if not _equal(tensor, model.state_dict()[name])}
     assert changed == {
-        f"{name}.{kind}"
-        for name in ("classifier", "branch_classifiers.spatial", "branch_classifiers.channel", "aux.2")
-        for kind in ("weight", "bias")
+        f"{name}.{kind}" for name in ("classifier", "aux.2", *classifiers) for kind in ("weight", "bias")
     }
     assert loaded(torch.randn(1, 3, 33, 33)).logits.shape == (1, 7, 33, 33)
 

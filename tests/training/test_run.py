@@ -147,8 +147,9 @@ def test_speed_excludes_validation(tmp_path: Path) -> None:
     assert [line["waiting"] for line in lines] == pytest.approx([0.25] * 4, rel=0.1)
 
 
-def test_a_run_resumes_from_the_path_of_a_checkpoint(tmp_path: Path) -> None:
-    recipe = small_recipe("--steps", "4", "--checkpoint_every", "2")
+@pytest.mark.parametrize("head", ["caa", "emanet"])
+def test_a_run_resumes_from_the_path_of_a_checkpoint(head: str, tmp_path: Path) -> None:
+    recipe = small_recipe("--steps", "4", "--checkpoint_every", "2", "--model.head", head)
     train(recipe, tmp_path / "whole", device="cpu")
     path = tmp_path / "whole" / "checkpoints" / "step-00000002.pt"
     train(recipe, tmp_path / "other", device="cpu", resume=path)
@@ -357,7 +358,7 @@ def test_a_model_with_input_upsampling_and_a_decoder_learns(tmp_path: Path) -> N
     assert caaseg.load_model(tmp_path / "run").config.input_upsampling == 2
 
 
-@pytest.mark.parametrize("head", ["caa", "danet"])
+@pytest.mark.parametrize("head", ["caa", "danet", "emanet"])
 def test_trying_a_step_changes_nothing(head: str) -> None:
     recipe = small_recipe("--model.head", head, "--model.aux", "true")
     model = build_model(recipe, open_split(recipe, "train")).train()

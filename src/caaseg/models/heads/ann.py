@@ -86,7 +86,7 @@ class AsymmetricNonLocalBlock(nn.Module):
         self.join = Join(
             AttendedConvolution(channels, out_channels, key_channels),
             nn.BatchNorm2d(out_channels, eps=EPSILON),
-            nn.ReLU(inplace=True) if relu else nn.Identity(),
+            *([nn.ReLU(inplace=True)] if relu else []),
         )
         self.pool_sizes = tuple(pool_sizes)
 
@@ -116,15 +116,15 @@ class AttendedConvolution(nn.Conv2d):
     def __init__(self, channels: int, out_channels: int, attended_channels: int) -> None:
         super().__init__(2 * channels, out_channels, 1, bias=False)
         nn.init.xavier_uniform_(self.weight)
-        self.project = nn.Linear(attended_channels, channels)
-        nn.init.zeros_(self.project.weight)  # the attention has no effect at first, as in mmsegmentation
-        nn.init.zeros_(self.project.bias)
+        # Zeros, as in mmsegmentation: the attention has no effect at first.
+        self.project_weight = nn.Parameter(torch.zeros(channels, attended_channels))
+        self.project_bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, features: Tensor, attended: Tensor) -> Tensor:  # type: ignore[override]
         """(N, C, H, W) and (N, D, H, W) -> (N, out_channels, H, W)."""
         of_projected, of_features = self.weight.chunk(2, dim=1)
         matrix = of_projected.flatten(1)  # (out, C)
-        weight, bias = matrix @ self.project.weight, matrix @ self.project.bias
+        weight, bias = matrix @ self.project_weight, matrix @ self.project_bias
         if self.bias is not None:  # of a folded batch normalization
             bias = bias + self.bias
         return F.conv2d(features, of_features, bias) + F.conv2d(attended, weight[:, :, None, None])

@@ -56,7 +56,7 @@ class ExpectationMaximizationAttention(nn.Module):
         """
         with without_autocast(pixels.device.type):
             wide = pixels.to(torch.promote_types(pixels.dtype, torch.float32))
-            bases = self.bases.to(wide.dtype).expand(len(pixels), -1, -1)  # (N, K, C)
+            bases = self.bases.to(wide.dtype).expand(pixels.shape[0], -1, -1)  # (N, K, C)
             for _ in range(self.iterations):
                 weights = softmax_scores(wide, bases)  # (N, P, K)
                 # Weighted means of pixels, with length 1: the sums of the weights need not be divided out.
