@@ -110,7 +110,7 @@ class Architecture(Settings):
     channels: Width = 512
     """Channels of the head."""
     bottleneck_channels: Width = 256
-    """Channels before the classifiers of attention heads and of the auxiliary branch."""
+    """Channels before the classifiers of attention heads, emanet and the auxiliary branch."""
     key_channels: Width = 64
     """Channels of queries and keys."""
     gate_layers: Annotated[int, Field(strict=True, ge=1, le=100)] = 5

@@ -133,7 +133,8 @@ def build(name: str) -> tuple[dict[str, Any], Head, dict[str, str]]:
             return stored, NonLocalHead(channels, ModelConfig(**kept)), NONLOCAL
         case "emanet":
             bases = {"num_bases": given["num_bases"], "iterations": given["num_stages"], "momentum": given["momentum"]}
-            return stored, EMANetHead(channels, ModelConfig(**kept), width=given["ema_channels"], **bases), EMANET
+            kept |= {"channels": given["ema_channels"], "bottleneck_channels": given["channels"]}
+            return stored, EMANetHead(channels, ModelConfig(**kept), **bases), EMANET
         case "ann":
             assert given["query_scales"] == [1]
             options = {"key_channels": given["project_channels"], "pool_sizes": given["key_pool_scales"]}

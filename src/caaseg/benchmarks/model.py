@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from caaseg.benchmarks.mmseg import build_mmseg
 from caaseg.benchmarks.timing import Cost, measure
@@ -21,6 +21,7 @@ from caaseg.models.cuda_graphs import capture_coarse
 from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.models.inference import is_out_of_memory, prepare_for_inference
 from caaseg.models.resize import resize
+from caaseg.training.losses import presence_loss
 
 MODES = ("compiled", "regional", "captured", "plain")
 BLOCKS = ("BasicBlock", "Bottleneck")
@@ -168,7 +169,7 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
             prediction = network(images)
             losses = [_loss(logits, labels) for logits in outputs(prediction)]
             if (presence := presence_logits(prediction)) is not None:
-                losses.append(binary_cross_entropy_with_logits(presence, _present(labels, presence)))
+                losses.append(presence_loss(presence, labels) / presence.numel())
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -218,11 +219,6 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
 
         return upsampled_cross_entropy(logits, labels, None, ignore_index=IGNORE) / labels.numel()
     return cross_entropy(resize(logits, labels.shape[1:]), labels.long())
-
-
-def _present(labels: Tensor, presence: Tensor) -> Tensor:
-    """Return which classes occur in the labels of each image: (N, H, W) -> (N, K) of 0 and 1."""
-    return torch.zeros_like(presence).scatter_(1, labels.flatten(1).long(), 1)
 
 
 def build(name: str, setting: Setting, options: Mapping[str, Any] = MappingProxyType({})) -> nn.Module:

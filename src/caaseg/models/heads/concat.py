@@ -59,15 +59,17 @@ class ConcatHead(Head):
 
     Args:
         in_channels: channels of the backbone's coarse feature map.
-        config: architecture settings; `config.channels` is the width of the last convolutions.
+        config: architecture settings; `config.channels` is the width of the block.
         block: the context block, (N, width, H, W) -> the same shape.
-        width: channels of the block; None for `config.channels`.
+        out_channels: channels of the last convolutions; None for `config.channels`.
     """
 
-    def __init__(self, in_channels: int, config: Architecture, block: nn.Module, width: int | None = None) -> None:
+    def __init__(
+        self, in_channels: int, config: Architecture, block: nn.Module, out_channels: int | None = None
+    ) -> None:
         super().__init__()
-        channels = config.channels
-        width = channels if width is None else width
+        width = config.channels
+        channels = width if out_channels is None else out_channels
         self.entry = projection(in_channels, width, kernel_size=3, eps=EPSILON)
         self.block = block
         self.exit = projection(width, channels, kernel_size=3, eps=EPSILON)

@@ -78,8 +78,8 @@ class EMANetHead(ConcatHead):
 
     Args:
         in_channels: channels of the backbone's coarse feature map.
-        config: architecture settings.
-        width: channels of the attention; None for `config.channels`.
+        config: architecture settings. As in mmsegmentation, the attention is wider (`config.channels`) than the last
+            convolutions (`config.bottleneck_channels`).
         num_bases: number of bases.
         iterations: iterations of expectation maximization.
         momentum: weight of the bases of a step in their moving average.
@@ -96,12 +96,11 @@ class EMANetHead(ConcatHead):
         in_channels: int,
         config: Architecture,
         *,
-        width: int | None = None,
         num_bases: int = 64,
         iterations: int = 3,
         momentum: float = 0.1,
     ) -> None:
         block = ExpectationMaximizationAttention(
-            config.channels if width is None else width, num_bases=num_bases, iterations=iterations, momentum=momentum
+            config.channels, num_bases=num_bases, iterations=iterations, momentum=momentum
         )
-        super().__init__(in_channels, config, block, width)
+        super().__init__(in_channels, config, block, config.bottleneck_channels)
