@@ -112,8 +112,8 @@ def _load(name: str, model: str) -> Any:
     """Return the configuration of a model."""
     check_installed(model)
     declare_missing_operators()
-    for unused in ("mmcv._ext", "cv2"):
-        if unused not in sys.modules and find_spec(unused) is None:
+    for unused in ("cv2", "scipy", "scipy.ndimage", "scipy.optimize", "mmcv._ext"):  # parents first
+        if unused not in sys.modules and _is_missing(unused):
             sys.modules[unused] = _AbsentModule(unused)
     import mmseg.models  # registers the heads
     from mmengine.config import Config
@@ -128,8 +128,15 @@ def _load(name: str, model: str) -> Any:
     return found
 
 
+def _is_missing(module: str) -> bool:
+    try:
+        return find_spec(module) is None
+    except ModuleNotFoundError:  # its parent is missing
+        return True
+
+
 class _AbsentModule(ModuleType):
-    """Stand-in for a module that mmsegmentation imports and its models do not use: compiled operators, and OpenCV."""
+    """Stand-in for a module that mmsegmentation imports, but none of these models uses."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
