@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import evaluate, join_processes
@@ -19,7 +20,7 @@ from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
 from caaseg.training.loop import StopSignals
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.ranks import LostRankError, end_together, joined_ranks
+from caaseg.training.ranks import LostRankError, end_together, joined_ranks, match_gradient_strides
 from caaseg.training.setup import open_split, resolve_processes
 from tests import processes
 from tests.processes import exit_with_command, run_ranks
@@ -127,6 +128,18 @@ def test_the_error_of_a_lost_rank_is_distinguished_from_other_errors() -> None:
         raise RuntimeError(error)
     with pytest.raises(RuntimeError, match="a bug"), joined_ranks():
         raise RuntimeError("a bug")
+
+
+def test_gradients_get_the_strides_that_ddp_expects() -> None:
+    """DDP warns about other strides; warnings are errors, so that `test_devices` shows this with two processes too."""
+    layers = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    match_gradient_strides(layers)
+    gradients = [torch.randn(parameter.shape) for parameter in layers.parameters()]  # contiguous
+    torch.stack([(p * g).sum() for p, g in zip(layers.parameters(), gradients, strict=True)]).sum().backward()  # type: ignore[no-untyped-call]
+    for parameter, expected in zip(layers.parameters(), gradients, strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride()
+        assert torch.equal(parameter.grad, expected)
 
 
 def stop_rank_1(rank: int, directory: Path) -> None:

@@ -33,7 +33,7 @@ from caaseg.training.losses import Loss, log_class_weights, make_loss, segmentat
 from caaseg.training.memory import explain_out_of_memory, try_step
 from caaseg.training.metrics_log import MetricsLog
 from caaseg.training.optim import learning_rate, make_optimizer, set_learning_rate
-from caaseg.training.ranks import copy_first_buffers, end_together, sum_over_ranks
+from caaseg.training.ranks import copy_first_buffers, end_together, match_gradient_strides, sum_over_ranks
 from caaseg.training.run_directory import explain_write_error
 from caaseg.training.setup import check_labels
 from caaseg.training.step_log import Progress, StepLog
@@ -323,6 +323,7 @@ def _network(
     if recipe.compile:
         network = torch.compile(model.coarse, dynamic=False)
     if fabric.world_size > 1:
+        match_gradient_strides(model)
         network = fabric.strategy.setup_module(_Forward(model, network))
     if fabric.device.type != "cuda":
         return network

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,23 @@ def copy_first_buffers(module: nn.Module) -> None:
     if is_distributed():
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
+
+
+def match_gradient_strides(module: nn.Module) -> None:
+    """Give gradients of kernels with a side of 1 the strides of their parameter, which DistributedDataParallel expects.
+
+    The stride of a dimension of size 1 has no meaning. Operators choose it freely, DDP copies it from the parameter to
+    its buckets, and warns if both differ. A view with other strides moves no data.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad and 1 in parameter.shape:
+            parameter.register_hook(partial(_with_strides, parameter.stride()))  # type: ignore[no-untyped-call]
+
+
+def _with_strides(strides: tuple[int, ...], gradient: Tensor) -> Tensor:
+    pairs = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    same_order = all(size == 1 or own == expected for size, own, expected in pairs)
+    return gradient.as_strided(gradient.shape, strides) if same_order else gradient
 
 
 @contextmanager
