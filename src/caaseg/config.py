@@ -263,8 +263,9 @@ class DataRecipe(Augmentation):
     """Options of the dataset folder."""
     workers: Workers = 4
     """Data loading processes per training process."""
-    cache: bool = False
-    """Cache decoded images in memory, once per training process."""
+    cache: bool | Literal["device"] = False
+    """Cache decoded images in memory, once per training process. Device: hold the training images in the memory of the
+    GPU, and augment them there; for small datasets."""
     bad_files: Literal["stop", "skip"] = "stop"
     """Stop training at a file that cannot be read, or skip the file with a warning."""
 

@@ -20,7 +20,7 @@ from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
-from caaseg.training.memory import check_cache_fits, min_step_bytes, try_step
+from caaseg.training.memory import check_cache_fits, check_device_cache_fits, min_step_bytes, try_step
 from caaseg.training.metrics_log import MetricsLog, read_metrics
 from caaseg.training.run import train
 from caaseg.training.setup import Processes, build_model, open_split, resolve_processes, synchronize_batch_norm
@@ -291,6 +291,34 @@ def test_a_cache_larger_than_the_memory_is_refused(tmp_path: Path, capsys: pytes
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match=r"need about 0\.0 GB per process, in 1000000000 processes, and"):
         check_cache_fits(1_000_000, 1_000_000_000)
+
+
+def test_data_on_the_device_gives_nearly_the_same_losses_and_resumes_with_identical_weights(tmp_path: Path) -> None:
+    more = ("--data.rotation", "10", "--data.blur", "0.5", "--loss.class_weights", "log", "--checkpoint_every", "2")
+    cached, on_device = (small_recipe(*more, "--data.cache", cache) for cache in ("true", "device"))
+    train(cached, tmp_path / "cached", device="cpu")
+    train(on_device, tmp_path / "whole", device="cpu")
+    expected, found = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("cached", "whole"))
+    for line, expected_line in zip(found, expected, strict=True):
+        if "loss" in expected_line:
+            assert line["loss"] == pytest.approx(expected_line["loss"], rel=0.01)
+
+    def interrupt(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = train(on_device, tmp_path / "stopped", device="cpu", progress=interrupt)
+    assert not stopped.finished
+    with pytest.raises(ValueError, match=r"data\.cache was device and is True; use the same, or another --out"):
+        train(cached, tmp_path / "stopped", device="cpu", resume="auto")
+    assert train(on_device, tmp_path / "stopped", device="cpu", resume="auto").finished
+    assert_identical(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+
+
+def test_a_dataset_larger_than_the_device_is_refused() -> None:
+    message = r"need 5,000,000,000 bytes and 4,000,000,000 bytes are free on cuda:0; set data\.cache true to hold them"
+    with pytest.raises(ValueError, match=message):
+        check_device_cache_fits(5_000_000_000, 4_000_000_000, "cuda:0")
+    check_device_cache_fits(4_000_000_000, 4_000_000_000, "cuda:0")
 
 
 def test_ctrl_c_stops_a_run_after_a_checkpoint(tmp_path: Path) -> None:

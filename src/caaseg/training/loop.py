@@ -30,7 +30,7 @@ from caaseg.models.predictor import Predictor
 from caaseg.training.checkpoints import check_finite, write_checkpoint
 from caaseg.training.ema import EMA
 from caaseg.training.losses import Loss, log_class_weights, make_loss, segmentation_loss
-from caaseg.training.memory import explain_out_of_memory, try_step
+from caaseg.training.memory import explain_out_of_memory, move_to_device, try_step
 from caaseg.training.metrics_log import MetricsLog
 from caaseg.training.optim import learning_rate, make_optimizer, set_learning_rate
 from caaseg.training.ranks import copy_first_buffers, end_together, match_gradient_strides, sum_over_ranks
@@ -125,11 +125,15 @@ def train_loop(
         return normalize(images, model.backbone.mean, model.backbone.std).contiguous(memory_format=layout)
 
     network = _network(fabric, recipe, model, optimizer, loss, prepare)
+    on_device = recipe.data.cache == "device"
+    if on_device:
+        with end_together():
+            train_data = move_to_device(train_data, device)
     batches = iter(
         TrainingLoader(
             train_data, recipe.data, batch_size=recipe.batch_size, seed=recipe.seed, step=start,
             workers=recipe.data.workers, rank=rank, ranks=ranks, bad_files=recipe.data.bad_files,
-            pin_memory=device.type == "cuda",
+            pin_memory=device.type == "cuda", on_device=on_device,
         )
     )  # fmt: skip
     written = MetricsLog(run, start, recipe.loggers, recipe.as_dict()) if fabric.is_global_zero else None

@@ -87,7 +87,7 @@ def train(
     if processes.device.type != "cuda":
         check_step_fits(recipe, crops, len(train_data.classes))
     if recipe.data.cache:
-        check_cache_fits(estimated_bytes(train_data) + estimated_bytes(val_data), processes.local)
+        check_cache_fits(estimated_bytes(train_data) + estimated_bytes(val_data), processes.local, recipe.data.cache)
     fabric = make_fabric(processes, recipe.precision)
     with ExitStack() as directory, joined_ranks() as started:
         if are_ranks_running():
@@ -210,6 +210,8 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
             f"each forward pass has 1 crop, but the image-level branch of {head.__name__} needs 2 or more for its "
             "batch statistics; set a larger batch_size or a smaller accumulate"
         )
+    if recipe.data.cache == "device" and processes.device.type == "mps":
+        raise CaasegError("data.cache is device, which needs an NVIDIA GPU, or a CPU to try it; use true on mps")
     if recipe.precision == "16" and processes.device.type != "cuda":
         raise CaasegError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
     check_implementation_runs(
