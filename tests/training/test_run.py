@@ -18,12 +18,21 @@ from torch import nn
 import caaseg
 from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
+from caaseg.models.fused_norm import FusedSyncBatchNorm, fuse_batch_norm
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
+from caaseg.training.loop import can_capture_graph
 from caaseg.training.memory import check_cache_fits, check_device_cache_fits, min_step_bytes, try_step
 from caaseg.training.metrics_log import MetricsLog, read_metrics
 from caaseg.training.run import train
-from caaseg.training.setup import Processes, build_model, open_split, resolve_processes, synchronize_batch_norm
+from caaseg.training.setup import (
+    Processes,
+    build_model,
+    is_batch_norm_synchronized,
+    open_split,
+    resolve_processes,
+    synchronize_batch_norm,
+)
 from caaseg.training.step_log import NonFiniteLossError, Progress, StepLog
 from tests.small_models import small_model
 from tests.training.small import SMALL_ARGUMENTS, images_and_masks, small_recipe
@@ -189,14 +198,25 @@ def test_a_compiled_model_is_trained_and_saved(tmp_path: Path) -> None:
     assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
 
 
-@pytest.mark.parametrize(("device", "gpus", "synchronized"), [("cuda", 1, False), ("cuda", 2, True), ("cpu", 2, False)])
-def test_several_gpus_use_synchronized_batch_norm(device: str, gpus: int, synchronized: bool) -> None:
-    recipe = small_recipe()
+@pytest.mark.parametrize(
+    ("device", "gpus", "setting", "synchronized"),
+    [("cuda", 1, "true", False), ("cuda", 2, "true", True), ("cuda", 2, "false", False), ("cpu", 2, "true", False)],
+)
+def test_several_gpus_use_synchronized_batch_norm(device: str, gpus: int, setting: str, synchronized: bool) -> None:
+    recipe = small_recipe("--sync_batch_norm", setting)
+    assert is_batch_norm_synchronized(recipe, Processes(torch.device(device), gpus, 1)) == synchronized
+
+
+def test_synchronized_batch_norm_is_fused_but_not_captured_and_batch_norm_per_gpu_is_both() -> None:
+    recipe = small_recipe("--cuda_graph", "true")
     model = build_model(recipe, open_split(recipe, "train"))
-    model = synchronize_batch_norm(model, Processes(torch.device(device), gpus, 1))
-    kinds = {type(part) for part in model.modules()}
-    assert (nn.SyncBatchNorm in kinds) == synchronized
-    assert (nn.BatchNorm2d in kinds) != synchronized
+    assert can_capture_graph(recipe, model, ranks=1)
+    assert can_capture_graph(recipe, model, ranks=2)
+    model = synchronize_batch_norm(model)
+    assert not can_capture_graph(recipe, model, ranks=2)
+    fuse_batch_norm(model)
+    assert not can_capture_graph(recipe, model, ranks=2)
+    assert {type(part) for part in model.modules() if isinstance(part, nn.SyncBatchNorm)} == {FusedSyncBatchNorm}
 
 
 def test_a_recipe_sets_the_momentum_of_batch_norm(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from caaseg.training.setup import (
     build_model,
     check_classes_of,
     deterministic_algorithms,
+    is_batch_norm_synchronized,
     is_first_rank,
     make_fabric,
     open_datasets,
@@ -120,7 +121,8 @@ def train(
                 _check_own_files(run)
                 read_metrics(run / METRICS)  # raises if a line is damaged
                 directory.enter_context(_saved_recipe(recipe, run))
-        model = synchronize_batch_norm(model, processes)
+        if is_batch_norm_synchronized(recipe, processes):
+            model = synchronize_batch_norm(model)
         set_batch_norm_momentum(model, recipe.batch_norm_momentum)
         if limit is not None:
             train_data = ResizedDataset(train_data, limit)
@@ -203,7 +205,7 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
             "use accumulate 1"
         )
     crops = recipe.batch_size // parts
-    synchronized = processes.device.type == "cuda" and processes.total > 1
+    synchronized = is_batch_norm_synchronized(recipe, processes)
     head = resolve_head(recipe.model.head) if model is None else type(model.head)
     if crops == 1 and not synchronized and head.needs_two_images:
         raise CaasegError(
@@ -217,6 +219,7 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
     check_implementation_runs(
         recipe.model.implementation if model is None else model.config.implementation, processes.device
     )
-    if processes.total > 1 and processes.device.type != "cuda" and is_first_rank():
+    is_cpu = processes.device.type != "cuda"
+    if processes.total > 1 and is_cpu and recipe.sync_batch_norm and is_first_rank():
         logger.warning("synchronized batch norm is not available on CPU: each process uses its own batch statistics")
     return crops
