@@ -96,6 +96,10 @@ def test_goals_are_computed_from_the_numbers(tmp_path: Path) -> None:
     [
         ([], "the parts fused, attention, .* need an NVIDIA GPU, but torch sees none; .* at tiny sizes with --quick"),
         (["--parts", "loader"], "the parts loader need --camvid, the directory of CamVid"),
+        (
+            ["--parts", "loader", "--camvid", "missing"],
+            "--camvid is 'missing': no such directory; expected the directory",
+        ),
         (["--parts", "speed"], "--parts has 'speed'; expected any of fused, attention, model, "),
     ],
 )

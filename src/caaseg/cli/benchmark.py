@@ -338,6 +338,8 @@ def benchmark_all(
         with_data = [part.name for part in chosen if part.needs_camvid]
         if with_data and camvid is None:
             raise CaasegError(f"the parts {', '.join(with_data)} need --camvid, the directory of CamVid")
+        if with_data and camvid is not None and not camvid.is_dir():
+            raise CaasegError(f"--camvid is '{camvid}': no such directory; expected the directory of CamVid")
     console = console_for(None)
     origin = provenance(device, COMMAND_LINE)
     hardware = f"{origin['hardware']['device']}, {origin['hardware']['processor']}"
