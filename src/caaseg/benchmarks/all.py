@@ -108,7 +108,7 @@ PARTS = (
          "--data.cache", "device", *TINY),
     ),
     Part(
-        "loader", "cpu", 60,
+        "loader", "cpu", 100,
         ("loader", "--root", "CAMVID", "--rounds", "15"),
         ("loader", "--rounds", "1", "--steps", "1", "--batch-size", "2", "--crop", "32"),
     ),

@@ -347,9 +347,10 @@ def benchmark_all(
         f"{sum(part.seconds for part in chosen if part.device == kind) / 60:.1f} minutes on the {title}"
         for kind, title in (("cuda", "GPU"), ("cpu", "CPU"))
     )
-    console.print(
-        f"{len(chosen)} parts, {'at tiny sizes' if quick else f'about {estimate}'}; commit {origin['commit']}"
-    )
+    planned = "at tiny sizes" if quick else f"about {estimate}"
+    console.print(f"{len(chosen)} parts, {planned}; commit {origin['commit']}", soft_wrap=True)
+    if not quick:
+        console.print(", ".join(f"{part.name} {part.seconds} s" for part in chosen), soft_wrap=True)
     out.mkdir(parents=True, exist_ok=True)
     results = {
         one.name: one for one in benchmark.read_index(out) if (one.commit, one.device) == (origin["commit"], hardware)
