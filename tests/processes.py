@@ -45,5 +45,4 @@ def run_ranks(function: Callable[..., object], *arguments: object) -> list[int |
 def _run_rank(rank: str, port: str, function: Callable[..., object], *arguments: object) -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_RUN_ID="test")
-    warnings.simplefilter("default")  # pytest makes them errors, but DDP warns about strides
     function(*arguments)

@@ -271,8 +271,9 @@ class DataRecipe(Augmentation):
     """Options of the dataset folder."""
     workers: Workers = 4
     """Data loading processes per training process."""
-    cache: bool = False
-    """Cache decoded images in memory, once per training process."""
+    cache: bool | Literal["device"] = False
+    """Cache decoded images in memory, once per training process. Device: hold the training images in the memory of the
+    GPU, and augment them there; for small datasets."""
     bad_files: Literal["stop", "skip"] = "stop"
     """Stop training at a file that cannot be read, or skip the file with a warning."""
 
@@ -381,11 +382,13 @@ class Recipe(Settings):
     compile: bool = False
     """Compile the model with torch.compile."""
     cuda_graph: bool = False
-    """Capture the training step in a CUDA graph and replay it; on one GPU only."""
+    """Capture the training step in a CUDA graph and replay it; with several GPUs, only without sync_batch_norm."""
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     """Momentum of batch norm statistics; none uses the model's own. The authors' CAR configurations use 0.0003."""
     fused_batch_norm: bool = False
-    """Fuse batch normalization, shortcut addition and ReLU; on one GPU only."""
+    """Fuse batch normalization, shortcut addition and ReLU; on GPUs only."""
+    sync_batch_norm: bool = True
+    """With several GPUs, compute batch statistics over all of them; false computes them per GPU."""
     deterministic: bool = False
     """Use deterministic algorithms only: two runs give identical weights."""
     seed: Annotated[int, Field(strict=True, ge=0)] = 0

@@ -129,3 +129,23 @@ def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "taken").write_text("a file where a directory is needed")
     assert run(*TINY, "--json", str(tmp_path / "taken" / "out.json")) == 2
     assert "taken" in capsys.readouterr().err
+
+
+def test_the_lower_bound_counts_every_map_that_must_be_moved_once() -> None:
+    (case,) = benchmark.cases([(2, 3, 5)], ["float32"], ["axial"], [1], channels=7, key_channels=4)
+    problem = benchmark.Problem.random(case, torch.device("cpu"))
+    keys, values = 2 * 3 * 5 * 4 * 4, 2 * 3 * 5 * 7 * 4
+    assert benchmark.moved_bytes(problem) == 2 * keys + 4 * values
+    assert benchmark.moved_bytes(problem, backward=True) == 6 * keys + 10 * values
+
+
+def test_graphs_are_compared_with_the_lower_bound_and_with_grouped() -> None:
+    fused, grouped = benchmark.cases([(1, 5, 5)], ["bfloat16"], ["fused", "grouped"], [2], channels=7, key_channels=4)
+    ours = benchmark.Measurement(
+        case=fused, forward_ms=2.0, training_ms=5.0, forward_graph_ms=1.0, training_graph_ms=4.0, floor_ms=0.5,
+        training_floor_ms=0.8,
+    )  # fmt: skip
+    (record,) = benchmark.ratios([ours, benchmark.Measurement(case=grouped, forward_ms=30.0, training_ms=200.0)])
+    assert (record["forward_graph_over_floor"], record["training_graph_over_floor"]) == (2.0, 5.0)
+    assert (record["forward_graph_speedup_over_grouped_2"], record["training_graph_speedup_over_grouped_2"]) == (30, 50)
+    assert record["training_speedup_over_grouped_2"] == 40

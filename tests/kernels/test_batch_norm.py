@@ -1,10 +1,12 @@
 """Fused batch normalization, addition and ReLU against torch's modules. Without a GPU, in Triton's interpreter."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import caaseg
@@ -13,7 +15,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from caaseg.kernels import batch_norm as kernels
 from caaseg.kernels.common import INTERPRETED
-from caaseg.models.fused_norm import FusedBatchNorm, convert_batch_norm, fuse_batch_norm
+from caaseg.models.fused_norm import FusedBatchNorm, FusedSyncBatchNorm, convert_batch_norm, fuse_batch_norm
+from tests.processes import run_ranks
 
 pytestmark = pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()),
@@ -40,7 +43,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: floa
 def run(norm: nn.Module, inputs: list[Tensor], cotangent: Tensor, relu: bool) -> list[Tensor]:
     """Return the result and the gradients of the inputs and parameters of a plain or fused module."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    if isinstance(norm, FusedBatchNorm):
+    if isinstance(norm, FusedBatchNorm | FusedSyncBatchNorm):
         result = norm(*inputs)
     else:
         result = norm(inputs[0]) + (inputs[1] if len(inputs) > 1 else 0)
@@ -229,6 +232,38 @@ def test_a_fused_model_has_the_same_outputs_gradients_and_statistics(
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def normalize_part(directory: Path) -> None:
+    """Normalize this rank's half of a batch, synchronized with the other rank."""
+    dist.init_process_group("gloo")
+    norm, inputs, cotangent = torch.load(directory / "problem.pt", weights_only=False)
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(norm)  # type: ignore[no-untyped-call]
+    convert_batch_norm(synchronized, relu=True)
+    parts = [tensor.chunk(2)[dist.get_rank()] for tensor in (*inputs, cotangent)]
+    found = run(synchronized, parts[:-1], parts[-1], True)
+    torch.save([*found, *synchronized.buffers()], directory / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a forked process cannot use a GPU")
+def test_two_processes_normalize_like_one_with_the_whole_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = (4, 20, 5, 7)
+    norm, inputs, cotangent = random_norm(20), [draw(shape, scale=2, mean=30), draw(shape)], draw(shape)
+    inputs[0][:2] += 3  # the halves have different means
+    torch.save((norm, inputs, cotangent), tmp_path / "problem.pt")
+    assert run_ranks(normalize_part, tmp_path) == [0, 0]
+    norm = norm.double()
+    expected = run(norm, [tensor.double() for tensor in inputs], cotangent.double(), True)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    whole = [torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True)]  # output, gradients of both inputs
+    whole += [a + b for a, b in zip(first[3:5], second[3:5], strict=True)]  # gradients of weight and bias
+    for ours, exact in zip(whole, expected, strict=True):
+        assert (ours.double() - exact).norm() < 1e-5 * exact.norm()
+    for buffers in (first[5:], second[5:]):
+        for ours, exact in zip(buffers, norm.buffers(), strict=True):
+            torch.testing.assert_close(ours.double(), exact.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_bitwise_deterministic() -> None:

@@ -52,6 +52,18 @@ def test_parts_of_a_step_and_two_processes_give_the_same_weights(tmp_path: Path)
     assert len(seeds) == len(set(seeds)) == 8
 
 
+def train_without_ddp(directory: Path) -> None:
+    train_frozen(directory / "ranks", "--loss.class_weights", "log", "--cuda_graph", "true")
+
+
+@modules_in_eval_mode
+def test_gradients_averaged_after_a_captured_step_give_the_same_weights(tmp_path: Path) -> None:
+    """On a CPU nothing is captured, but `cuda_graph` trains with `average_gradients` instead of DDP there, too."""
+    train_frozen(tmp_path / "one", "--loss.class_weights", "log")
+    assert run_ranks(train_without_ddp, tmp_path) == [0, 0]
+    assert_same_run(tmp_path / "ranks", tmp_path / "one")
+
+
 def train_in_new_process(out: Path, launcher: list[str], devices: int, *options: str) -> str:
     command = [*launcher, "tests.training.frozen", str(out), str(devices), *options]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

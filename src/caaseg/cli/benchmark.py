@@ -6,14 +6,25 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
-from caaseg.cli.arguments import Device, Figure, Names, Positive, Scales, check_writable, device_of
+from caaseg.cli.arguments import (
+    Device,
+    Figure,
+    Names,
+    Overrides,
+    Positive,
+    Scales,
+    check_directory,
+    check_writable,
+    device_of,
+)
 from caaseg.cli.terminal import COMMAND_LINE, console_for, write_json
 from caaseg.config import Count, NotNegative, OutputStride, Size, Workers
+from caaseg.errors import CaasegError
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Mode = Literal["eager", "regional", "compiled"]
 Contender = Literal["axial", "fused", "factorised", "grouped", "loop"]
-GPU_SHAPES = ((16, 33, 33), (16, 65, 65), (8, 97, 97), (1, 129, 257))
+GPU_SHAPES = ((16, 33, 33), (16, 65, 65), (8, 97, 97), (1, 129, 257), (1, 129, 513))
 CPU_SHAPES = ((1, 17, 17), (1, 33, 33))
 
 
@@ -45,8 +56,8 @@ def benchmark_attention(
     Each case is computed forward and forward+backward and compared with float64. The exit code is 1 if one disagrees.
 
     Args:
-        sizes: batch x height x width, such as 16x65x65; by default 16x33x33 16x65x65 8x97x97 1x129x257 on a GPU and
-            1x17x17 1x33x33 on a CPU.
+        sizes: batch x height x width, such as 16x65x65; by default 16x33x33 16x65x65 8x97x97 1x129x257 1x129x513 on
+            a GPU and 1x17x17 1x33x33 on a CPU.
         dtypes: by default float32 and bfloat16 on a GPU and float32 on a CPU.
         implementations: axial is without gates; by default all on a GPU, and all but fused on a CPU.
         groups: numbers of groups for grouped; numbers above the length of an axis are skipped.
@@ -312,6 +323,148 @@ def benchmark_evaluation(
         speedup = {"speedup": found.plain_s / found.ours_s, "precision": precision, "workers": workers}
         write_json({**provenance(torch_device, COMMAND_LINE), **described, **found._asdict(), **speedup}, json, console)
     return 0
+
+
+def benchmark_train(
+    recipe: str,
+    *,
+    device: Device = "auto",
+    seconds: NotNegative = 10.0,
+    json: str | None = None,
+    overrides: Overrides = (),
+) -> int:
+    """Measure the command caaseg train: images per second, time to the first step, and GPU utilization.
+
+    The command runs in a process of its own, without validation, and is stopped after the measurement. The recipe's
+    dataset folder without --data.root trains on synthetic images of 375 x 500 with 59 classes.
+
+    Args:
+        recipe: recipe (see caaseg recipes), or a YAML file.
+        device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
+        seconds: approximate time of the measurement, after the start of the command.
+        json: file for the numbers; - is standard output.
+        overrides: options of the recipe.
+    """
+    from contextlib import ExitStack
+    from shutil import which
+    from tempfile import TemporaryDirectory
+
+    from caaseg.benchmarks.provenance import provenance
+    from caaseg.benchmarks.training import measure_training, write_folder
+    from caaseg.recipes import load_recipe
+
+    check_writable(json=json)
+    loaded, torch_device, console = load_recipe(recipe, overrides), device_of(device), console_for(json)
+    arguments = [recipe, *overrides, "--device", str(torch_device)]
+    gpu = None
+    if torch_device.type == "cuda" and which("nvidia-smi"):
+        import torch
+
+        gpu = f"GPU-{torch.cuda.get_device_properties(torch_device).uuid}"
+    with ExitStack() as stack:
+        if loaded.data.dataset == "folder" and loaded.data.root is None:
+            root = Path(stack.enter_context(TemporaryDirectory()))
+            write_folder(root, number=64, size=(375, 500), num_classes=59)
+            arguments += ["--data.root", str(root)]
+        speed = measure_training(arguments, loaded.batch_size, seconds=seconds, gpu=gpu)
+    busy = "" if speed.gpu_utilization is None else f", {speed.gpu_utilization:.1%} GPU utilization"
+    console.print(
+        f"{recipe}: {speed.images_per_second:.4g} images per second over {speed.steps} steps, {speed.waiting:.1%} of "
+        f"the time waiting for data{busy}; first step within {speed.first_step_s:.1f} s of the command",
+        soft_wrap=True,
+    )
+    if json is not None:
+        content = {**provenance(torch_device, COMMAND_LINE), "recipe": loaded.as_dict(), **speed._asdict()}
+        write_json(content, json, console)
+    return 0
+
+
+def benchmark_all(
+    *,
+    out: Path,
+    camvid: Path | None = None,
+    parts: Names | None = None,
+    quick: bool = False,
+) -> int:
+    """Measure all speed and memory numbers of the project, one file per part, and compare them with their goals.
+
+    A part that has finished is not repeated for the same commit and device: repeat the command to continue. A part that
+    fails is named at the end, and the exit code is 1.
+
+    Args:
+        out: directory for the numbers, figures and logs.
+        camvid: directory of CamVid, for the parts evaluation, train_camvid and loader.
+        parts: names of parts; none runs all.
+        quick: run all parts at tiny sizes on a CPU, to try them.
+    """
+    from contextlib import ExitStack
+    from tempfile import TemporaryDirectory
+
+    from caaseg.benchmarks import all as benchmark
+    from caaseg.benchmarks.loader import write_scenes
+    from caaseg.benchmarks.provenance import provenance
+
+    check_directory(out, "--out")
+    known = {part.name: part for part in benchmark.PARTS}
+    for name in parts or ():
+        if name not in known:
+            raise CaasegError(f"--parts has {name!r}; expected any of {', '.join(known)}")
+    chosen = [part for part in benchmark.PARTS if parts is None or part.name in parts]
+    device = device_of("cpu" if quick else "auto")
+    if not quick:
+        on_gpu = [part.name for part in chosen if part.device == "cuda"]
+        if on_gpu and device.type != "cuda":
+            raise CaasegError(
+                f"the parts {', '.join(on_gpu)} need an NVIDIA GPU, but torch sees none; run them on a machine with "
+                "a GPU, choose others with --parts, or try them at tiny sizes with --quick"
+            )
+        with_data = [part.name for part in chosen if part.needs_camvid]
+        if with_data and camvid is None:
+            raise CaasegError(f"the parts {', '.join(with_data)} need --camvid, the directory of CamVid")
+        if with_data and camvid is not None and not camvid.is_dir():
+            raise CaasegError(f"--camvid is '{camvid}': no such directory; expected the directory of CamVid")
+    console = console_for(None)
+    origin = provenance(device, COMMAND_LINE)
+    hardware = f"{origin['hardware']['device']}, {origin['hardware']['processor']}"
+    estimate = " and ".join(
+        f"{sum(part.seconds for part in chosen if part.device == kind) / 60:.1f} minutes on the {title}"
+        for kind, title in (("cuda", "GPU"), ("cpu", "CPU"))
+    )
+    planned = "at tiny sizes" if quick else f"about {estimate}"
+    console.print(f"{len(chosen)} parts, {planned}; commit {origin['commit']}", soft_wrap=True)
+    if not quick:
+        console.print(", ".join(f"{part.name} {part.seconds} s" for part in chosen), soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    results = {
+        one.name: one for one in benchmark.read_index(out) if (one.commit, one.device) == (origin["commit"], hardware)
+    }
+    with ExitStack() as stack:
+        if quick and camvid is None:
+            camvid = Path(stack.enter_context(TemporaryDirectory()))
+            write_scenes(camvid, number=2)
+        for result, is_before in benchmark.run_parts(
+            chosen, out, commit=origin["commit"], device=hardware, camvid=camvid, quick=quick, run=benchmark.run_command
+        ):
+            results[result.name] = result
+            state = f"failed with exit code {result.exit_code}" if result.exit_code else "finished"
+            took = f"{state} {'before' if is_before else f'in {result.seconds:.0f} s'}"
+            console.print(f"{result.name}: {took} (estimate {result.estimate_s} s)", soft_wrap=True)
+            goals = benchmark.goals(out, [one.name for one in results.values() if one.exit_code == 0])
+            content = {
+                **origin,
+                "parts": [one._asdict() for one in results.values()],
+                "goals": [{**goal._asdict(), "is_met": goal.is_met} for goal in goals],
+            }
+            write_json(content, str(out / benchmark.INDEX))
+    for goal in goals:
+        if goal.value is not None and not quick:
+            bound = f"at least {goal.at_least:g}" if goal.at_most is None else f"at most {goal.at_most:g}"
+            console.print(f"{goal.name}: {goal.value:.3g}, goal {bound}, {'met' if goal.is_met else 'missed'}")
+    failed = [part.name for part in chosen if results[part.name].exit_code]
+    if failed:
+        logs = ", ".join(str(out / f"{name}.log") for name in failed)
+        console.print(f"failed: {', '.join(failed)}; see {logs}", style="bold red", soft_wrap=True)
+    return 1 if failed else 0
 
 
 def benchmark_loader(

@@ -136,7 +136,8 @@ def ratio_lines(ratios: Sequence[dict[str, Any]]) -> list[str]:
         if "forward_graph_over_floor" in record:
             lines.append(
                 f"{workload}: the GPU time of the forward pass is {_times(record['forward_graph_over_floor'])} the "
-                "time of moving the minimum number of bytes"
+                "time of moving the minimum number of bytes, that of forward and backward pass "
+                f"{_times(record['training_graph_over_floor'])}"
             )
         if "row_by_row_over_vectorized_time" in record:
             paper = " (the paper states 2.5 and 2)" if "paper_row_by_row_over_vectorized_time" in record else ""
