@@ -20,6 +20,11 @@ HEADS = {
     "self_attention": "caaseg.models.heads.self_attention:SelfAttentionHead",
     "channelized_self_attention": "caaseg.models.heads.self_attention:ChannelizedSelfAttentionHead",
     "danet": "caaseg.models.heads.danet:DANetHead",
+    "psp": "caaseg.models.heads.psp:PSPHead",
+    "deeplabv3": "caaseg.models.heads.deeplab:DeepLabV3Head",
+    "deeplabv3plus": "caaseg.models.heads.deeplab:DeepLabV3PlusHead",
+    "upernet": "caaseg.models.heads.upernet:UPerNetHead",
+    "segformer": "caaseg.models.heads.segformer:SegFormerHead",
 }
 """Head name -> "module:Class"."""
 
