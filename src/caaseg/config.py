@@ -73,8 +73,8 @@ class Architecture(Settings):
     """Architecture settings that do not depend on the dataset."""
 
     head: Annotated[str, AfterValidator(_checked_head)] = "caa"
-    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, nonlocal, ccnet, emanet,
-    ann, encnet, ocr, or file.py:Class."""
+    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
+    deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet, ocr, or file.py:Class."""
     backbone: str = "resnet50"
     """Backbone: a timm model that supports features_only and output_stride."""
     output_stride: OutputStride = 16
@@ -125,6 +125,14 @@ class Architecture(Settings):
     """Number of groups of the implementation "grouped"."""
     se_first: bool = True
     """For axial_se: squeeze-and-excitation before the axial attention instead of after it."""
+    num_convs: Annotated[int, Field(strict=True, ge=1, le=100)] = 1
+    """For fcn: number of 3x3 convolutions; mmsegmentation uses 2."""
+    concat_input: bool = False
+    """For fcn: a further 3x3 convolution of the backbone's features and the convolved features together, like
+    mmsegmentation."""
+    aspp_rates: tuple[Annotated[int, Field(strict=True, ge=1, le=1000)], ...] | None = None
+    """For deeplabv3 and deeplabv3plus: dilation rates of the 3x3 convolutions; none selects 12 24 36 at output stride
+    8, 6 12 18 at 16, and 3 6 9 at 32."""
     recurrence: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
     """For ccnet: how often its attention is applied."""
     lateral: bool = False

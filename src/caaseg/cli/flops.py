@@ -24,8 +24,8 @@ def flops(
     """Count the multiply-adds and parameters of a model for one image, without allocating its weights.
 
     Args:
-        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, nonlocal, ccnet,
-            emanet, ann, encnet, ocr, or file.py:Class.
+        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
+            deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet, ocr, or file.py:Class.
         backbone: a timm model that supports features_only and output_stride.
         output_stride: output stride of the backbone.
         size: height and width of the image.

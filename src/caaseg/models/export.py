@@ -7,6 +7,7 @@ height and width are dynamic.
 import copy
 import io
 import json
+import logging
 import math
 import operator
 import warnings
@@ -123,6 +124,7 @@ def _check_exporter() -> None:
 
 
 def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns about its own optimizations
     exported = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT])
     assert exported is not None
     exported.model.metadata_props[METADATA] = description
