@@ -75,6 +75,7 @@ def mmseg() -> None:
             pytest.skip(f"{package} is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mmseg")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("head", COMPARED)
@@ -94,6 +95,7 @@ def test_both_sides_have_the_same_outputs_and_parameters(head: str) -> None:
     assert len(outputs(theirs.eval()(images))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("mmseg")
 @pytest.mark.filterwarnings("default")
 def test_a_part_that_fails_is_named_and_the_others_are_measured(tmp_path: Path) -> None:

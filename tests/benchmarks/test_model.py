@@ -10,6 +10,7 @@ import torch
 from caaseg.benchmarks import model as model_benchmark
 from caaseg.benchmarks.model import ModelCost, Setting, build, outputs, regions
 from caaseg.cli import main
+from caaseg.models import Segmenter
 from tests.models import mean_head
 
 SETTING = Setting(backbone="resnet50", output_stride=8, batch=2, size=(33, 41), num_classes=4, dtype="float32")
@@ -24,6 +25,13 @@ def test_every_model_returns_full_size_logits(name: str, losses: int) -> None:
         found = outputs(build(name, SETTING).eval()(torch.empty(1, 3, 33, 41)))
     assert len(found) == losses
     assert all(logits.shape == (1, 4, 33, 41) for logits in found)
+
+
+def test_a_head_of_your_own_is_built_from_its_file() -> None:
+    with torch.device("meta"):
+        model = build(f"{Path(mean_head.__file__)}:MeanHead", SETTING._replace(backbone="test_resnet"))
+    assert isinstance(model, Segmenter)
+    assert type(model.head).__name__ == "MeanHead"
 
 
 @pytest.mark.parametrize(("name", "losses"), [("caa", 2), ("danet", 4), ("torchvision:fcn", 2)])
@@ -75,10 +83,9 @@ def test_a_missing_library_is_reported(module: str, model: str, package: str, mo
 
 
 def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str]) -> None:
-    own = f"{Path(mean_head.__file__)}:MeanHead"
     arguments = [
         "--models",
-        f"caa,fcn:plain,{own}",
+        "caa,fcn:plain",
         "--backbone",
         "test_resnet",
         "--batch",
@@ -91,7 +98,7 @@ def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str])
     assert main(["benchmark", "model", *arguments]) == 0
     out, err = capsys.readouterr()
     content = json.loads(out)
-    assert [record["model"] for record in content["models"]] == ["caa", "fcn:plain", own]
+    assert [record["model"] for record in content["models"]] == ["caa", "fcn:plain"]
     for record in content["models"]:
         assert record["inference_images_per_second"] > record["training_images_per_second"] > 0
         assert record["training_peak_bytes"] > record["inference_peak_bytes"] > 0
