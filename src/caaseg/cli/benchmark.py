@@ -132,8 +132,8 @@ def benchmark_model(
             torchvision:deeplabv3, or smp:NAME for a model of segmentation_models_pytorch. NAME:compiled compiles the
             model. For our heads, NAME:captured replays the training step as a CUDA graph, and NAME:plain trains with
             torch's batch normalization.
-        backbone: timm backbone of all models; torchvision's have resnet50 and resnet101.
-        output_stride: output stride of all models; torchvision's have 8.
+        backbone: timm backbone of all models; torchvision's models support resnet50 and resnet101.
+        output_stride: output stride of all models; torchvision's models support only 8.
         batch: images per step.
         sizes: image sizes, such as 513 for 513 x 513, or 257x513; several show how the cost grows.
         num_classes: number of classes.

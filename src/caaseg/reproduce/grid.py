@@ -55,7 +55,7 @@ class Grid:
     by_row: Mapping[tuple[str, int], Cell]
     """The cell of a row and a seed. Rows with the same recipe share cells."""
     recipe: str | None
-    """The recipe of all rows; None if each row is a recipe of its own."""
+    """The recipe of all rows; None if each row has its own recipe."""
     overrides: tuple[str, ...]
     """Command-line options that override values of the recipe."""
 
@@ -95,7 +95,7 @@ def plan_grid(
         recipe: recipe of all rows; by default the base recipe of the dataset.
         root: directory of the dataset.
         rows: names of the rows to run; by default all.
-        seeds: number of seeds, which count from 0; by default 5 with the paper's recipes, and 1 with another recipe.
+        seeds: number of seeds, numbered from 0; by default 5 with the paper's recipes, and 1 with another recipe.
         split: split to evaluate on; by default the recipe's val_split.
         multi_scale: also evaluate at several scales with flips, even if the paper's table does not.
         scales: scales of that evaluation.
