@@ -237,7 +237,8 @@ def test_commands_and_files_in_the_text_exist(page: Path) -> None:
 
 def test_quoted_messages_are_in_the_source() -> None:
     source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
-    quoted = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs" / "your-images.md").read_text().partition("## When")[2], re.M)
+    table = (ROOT / "docs" / "your-images.md").read_text().partition("## Error messages")[2]
+    quoted = re.findall(r"^\| `(.*?)` \|", table, re.M)
     assert len(quoted) > 10
     for message in quoted:
         assert message in source, message

@@ -231,22 +231,22 @@ def test_a_repeated_command_predicts_only_missing_and_changed_images(
     model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("3 predicted, 0 there already, 0 failed: out\n")
+    assert capsys.readouterr().out.startswith("3 predicted, 0 already done, 0 failed: out\n")
     first = results(cwd / "out")
     assert predict(model, "photos", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("0 predicted, 3 there already, 0 failed: out\n")
+    assert capsys.readouterr().out.startswith("0 predicted, 3 already done, 0 failed: out\n")
     assert results(cwd / "out") == first
 
     save(3, cwd / "photos/a/x.png")  # another picture of that name
     (cwd / "out/overlays/b/x.jpg").unlink()
     assert predict(model, "photos", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("2 predicted, 1 there already")
+    assert capsys.readouterr().out.startswith("2 predicted, 1 already done")
     expected = Predictor(load_model(model))(cwd / "photos/a/x.png")
     assert np.array_equal(values(cwd / "out/labels/a/x.png"), expected)
     assert results(cwd / "out")["labels/y.png"] == first["labels/y.png"]
 
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
-    assert capsys.readouterr().out.startswith("3 predicted, 0 there already")
+    assert capsys.readouterr().out.startswith("3 predicted, 0 already done")
     save(4, cwd / "photos/a/x.png")
     assert predict(model, "photos", "--out", "out") == 0
     assert not (cwd / "out/probabilities/a/x.npy").exists()  # they were another picture's
@@ -266,10 +266,10 @@ def test_the_content_of_an_image_file_decides_whether_it_is_predicted_again(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     capsys.readouterr()
     assert predict(model, "photos/z.bmp", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("1 predicted, 0 there already")
+    assert capsys.readouterr().out.startswith("1 predicted, 0 already done")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
     assert predict(model, "photos/z.bmp", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("0 predicted, 1 there already")
+    assert capsys.readouterr().out.startswith("0 predicted, 1 already done")
 
 
 def test_results_that_are_not_requested_again_are_kept(model: Path, cwd: Path) -> None:
@@ -339,7 +339,7 @@ def test_names_with_markup_and_escape_sequences_are_printed_escaped(
     (cwd / "photos/a\x1b[2J\nb.png").write_text("not an image")
     assert predict(model, "photos", "--out", "[/]run\x1b[2J", "--json", "[/b].json") == 2
     captured = capsys.readouterr()
-    assert captured.out == "3 predicted, 0 there already, 1 failed: [/]run\\x1b[2J\nnumbers: [/b].json\n"
+    assert captured.out == "3 predicted, 0 already done, 1 failed: [/]run\\x1b[2J\nnumbers: [/b].json\n"
     assert captured.err.startswith("caaseg: photos/a\\x1b[2J\\nb.png: not an image")
     assert captured.err.count("\n") == 1
 
@@ -360,8 +360,8 @@ def test_bad_files_are_reported_and_the_other_images_are_predicted(
     assert predict(model, *arguments) == 2
     captured = capsys.readouterr()
     content = json.loads(captured.out)
-    assert "3 predicted, 0 there already, 3 failed: out" in captured.err
-    assert "left out, because they do not end as images do: 1" in captured.err
+    assert "3 predicted, 0 already done, 3 failed: out" in captured.err
+    assert "skipped files without the suffix of an image: 1" in captured.err
     assert re.search(r"^caaseg: photos/a/bad\.png: not an image in any of", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: photos/cut\.jpg: cannot be read as an image .*truncated", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: gone\.png: No such file or directory; expected an image", captured.err, re.MULTILINE)
@@ -393,7 +393,7 @@ def test_the_output_directory_may_be_inside_the_input_directory(
     model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out in ("photos", "photos/results"):
-        for done in ("3 predicted, 0 there already", "0 predicted, 3 there already"):
+        for done in ("3 predicted, 0 already done", "0 predicted, 3 already done"):
             assert predict(model, "photos", "--out", out) == 0
             assert capsys.readouterr().out.startswith(done)
         shutil.rmtree(cwd / out / "labels")
@@ -492,7 +492,7 @@ def command(model: Path, *arguments: str) -> list[str]:
 
 def check_shared_outcomes(cwd: Path, out: str, err: str) -> None:
     """Check the output of two processes that predicted three images and one bad file."""
-    assert out.count("3 predicted, 0 there already, 1 failed: out") == 1, err
+    assert out.count("3 predicted, 0 already done, 1 failed: out") == 1, err
     assert err.count("caaseg: photos/bad.png: not an image") == 1
     assert len(json.loads((cwd / "out.json").read_text())["pictures"]) == 4
     assert len(list((cwd / "out/labels").rglob("*.png"))) == 3
@@ -521,15 +521,15 @@ def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
     for k in range(4):
         save(k, cwd / f"photos/{k}.png")
     assert predict(model, "photos", "--out", "whole") == 0
-    assert capsys.readouterr().out.startswith("7 predicted, 0 there already")
+    assert capsys.readouterr().out.startswith("7 predicted, 0 already done")
     for name, value in (("COUNT", 4), ("MIN", first), ("MAX", first + 3 * step), ("STEP", step)):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
     for task, number in enumerate((2, 2, 2, 1)):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(first + task * step))
         assert predict(model, "photos", "--out", "parts") == 0
         printed = capsys.readouterr().out
-        assert printed.startswith(f"{number} predicted, 0 there already")
-        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images are its share\n")
+        assert printed.startswith(f"{number} predicted, 0 already done")
+        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images\n")
     assert contents(cwd / "parts") == contents(cwd / "whole")
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 Label = NDArray[Any]
 
 CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid"
-"""The real CamVid next to the repository, if it is there."""
+"""The real CamVid next to the repository, if it exists."""
 
 
 def no_progress(step: str, done: int, total: int | None) -> None:

@@ -50,7 +50,7 @@ Case = Callable[[Generator, Path], list[str]]
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -69,7 +69,7 @@ def failures(area: str, seeds: Sequence[int], parent: Path) -> list[str]:
 
 
 def run_case(area: str, seed: int, directory: Path, *, verbose: bool = False) -> list[str]:
-    """Make a case and run it; return what is wrong with its end."""
+    """Make a case and run it; return the problems found."""
     case: Case = import_module(f"tests.hostile.{area}").case
     directory.mkdir(parents=True)
     (directory / "tmp").mkdir()
@@ -87,7 +87,7 @@ def run_case(area: str, seed: int, directory: Path, *, verbose: bool = False) ->
 
 
 def problems_of(arguments: Sequence[str], ended: Ended) -> list[str]:
-    """Return what is wrong with the end of a command."""
+    """Return the problems with the exit code and the output of a command."""
     said = f"exit code {ended.code}, said {ended.err[-600:]!r} after {list(arguments)}"
     if "Traceback" in ended.out + ended.err:
         return [f"a traceback: {said}"]
@@ -117,7 +117,7 @@ def call(arguments: Sequence[str]) -> Ended:
 
 @contextmanager
 def inside(directory: Path) -> Iterator[None]:
-    """Make a directory the working directory and the one of temporary files; downloads make no pauses."""
+    """Use a directory as working directory and for temporary files; downloads retry without pauses."""
     without_pauses = partial(download, sleep=lambda _: None)
     with (
         chdir(directory),
@@ -142,7 +142,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 class Watch:
-    """Records changes to files outside a directory. An audit hook cannot be removed, only told to do nothing."""
+    """Records changes to files outside a directory. An audit hook cannot be removed, only disabled."""
 
     def __init__(self) -> None:
         self.directory: Path | None = None

@@ -60,7 +60,7 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
     assert "- [1] The paper does not state the stride.\n" in page
     assert "- Shown: better is higher than axial (3 of 3 seeds); worse is lower than axial (3 of 3 seeds).\n" in page
     assert (
-        "- Not shown: unclear against axial (3 of 3 seeds, interval with zero); unfinished against axial (1 of 3 "
+        "- Not shown: unclear against axial (3 of 3 seeds, interval contains zero); unfinished against axial (1 of 3 "
         "seeds, no interval); none against axial (0 of 3 seeds).\n"
     ) in page
     assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [

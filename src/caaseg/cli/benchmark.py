@@ -145,9 +145,9 @@ def benchmark_model(
             segmentation_models_pytorch, or mmseg:NAME for a model of mmsegmentation. NAME:compiled compiles the model,
             NAME:regional compiles its blocks one by one, in less time. For our heads, NAME:captured replays the
             training step as a CUDA graph, and NAME:plain trains with torch's batch normalization.
-        backbone: timm backbone of all models; torchvision's have resnet50 and resnet101, mmsegmentation's also
-            resnet50c and resnet101c.
-        output_stride: output stride of all models; torchvision's have 8.
+        backbone: timm backbone of all models; torchvision's models support resnet50 and resnet101, mmsegmentation's
+            also resnet50c and resnet101c.
+        output_stride: output stride of all models; torchvision's models support only 8.
         aux: add the auxiliary classifier on the third stage, which mmsegmentation's models always have.
         batch: images per step.
         sizes: image sizes, such as 513 for 513 x 513, or 257x513; several show how the cost grows.

@@ -56,7 +56,7 @@ class Grid:
     by_row: Mapping[tuple[str, int], Cell]
     """The cell of a row and a seed. Rows with the same recipe share cells."""
     recipe: str | None
-    """The recipe of all rows; None if each row is a recipe of its own."""
+    """The recipe of all rows; None if each row has its own recipe."""
     overrides: tuple[str, ...]
     """Command-line options that override values of the recipe."""
 
@@ -93,7 +93,7 @@ def plan_grid(
         root: directory of the dataset.
         rows: names of the rows to run; by default all. For the table of heads, file.py:Class is the row of a head of
             your own, named after its class.
-        seeds: number of seeds, which count from 0; by default that of the table with the rows' own
+        seeds: number of seeds, numbered from 0; by default that of the table with the rows' own
             recipes (5 for the paper's), and 1 with another recipe.
         split: split to evaluate on; by default the recipe's val_split.
         multi_scale: also evaluate at several scales with flips, even if the paper's table does not.

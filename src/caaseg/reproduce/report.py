@@ -81,7 +81,7 @@ class ReportRow:
     source: str | None = None
     """Where the paper's number is published, if not in the paper."""
     note: str | None = None
-    """What the paper leaves open about the row."""
+    """Detail of the row that the paper does not state."""
 
     @property
     def finished(self) -> list[float]:
@@ -273,7 +273,7 @@ def shown_lines(report: GridReport) -> list[str]:
         if row.difference is not None and row.difference.claim != "no difference shown":
             shown.append(f"{name} is {row.difference.claim} than {row.baseline} ({finished})")
         else:
-            reason = "" if pairs == 0 else ", no interval" if pairs == 1 else ", interval with zero"
+            reason = "" if pairs == 0 else ", no interval" if pairs == 1 else ", interval contains zero"
             not_shown.append(f"{name} against {row.baseline} ({finished}{reason})")
     lines = {"Shown": shown, "Not shown": not_shown}
     return [f"{title}: {'; '.join(found)}." for title, found in lines.items() if found]

@@ -66,7 +66,7 @@ class Row:
 
     name: str
     label: str | None
-    """None for the title of its head's class."""
+    """Label of the row; None for the title of its head."""
     dataset: str | None
     """The paper's dataset; None if the row is not in the paper."""
     model: Mapping[str, Any]
@@ -86,7 +86,7 @@ class Row:
     source: str | None = None
     """Where the numbers are published, if not in the paper."""
     note: str | None = None
-    """What the paper leaves open about this row, and what is trained here."""
+    """Detail that the paper does not state about this row, and what is trained here."""
 
     def title(self, *, own_recipe: bool) -> str:
         """Return the label of the row with its own recipe, or with one for another dataset."""
@@ -202,7 +202,7 @@ def _backbone(
 def _against_danet(dataset: str, title: str, danet: float, caa: Mapping[int, float], *, several: bool) -> list[Row]:
     """DANet and CAA on one of the datasets of the comparison with other methods.
 
-    The auxiliary losses of DANet are those of its two branches; it has no further one on the backbone.
+    The auxiliary losses of DANet are those of its two branches; it has no auxiliary loss on the backbone.
     """
     first = Row(
         name=f"danet_aux_s8_{dataset}",
@@ -246,7 +246,7 @@ def _car(
     paper_model: Mapping[str, Any] | None = None,
     paper_options: tuple[str, ...] = (),
 ) -> Row:
-    """A row of the table of class-aware regularization; with it if there is a baseline."""
+    """A row of the table of class-aware regularization (CAR). Only rows with a baseline use CAR."""
     return Row(
         name=name,
         label=label,

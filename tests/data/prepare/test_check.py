@@ -119,7 +119,7 @@ def test_pixels_of_pairs_with_a_problem_are_not_counted(tmp_path: Path) -> None:
     assert (expected.pixels.sum(), expected.ignored) == (3 * 3 * 48, 3 * 48)
 
 
-def test_missing_partners_and_unused_files_are_named(tmp_path: Path) -> None:
+def test_missing_images_missing_masks_and_unused_files_are_named(tmp_path: Path) -> None:
     trees.camvid(tmp_path)
     (tmp_path / "trainannot" / "0001TP_train0.png").unlink()
     (tmp_path / "val" / "0001TP_val1.png").unlink()
@@ -130,7 +130,7 @@ def test_missing_partners_and_unused_files_are_named(tmp_path: Path) -> None:
     assert [name for name, _ in found] == ["0001TP_train0.png", "0001TP_val1.png", "unlisted.jpg", "unlisted.png"]
     assert "no such file; expected a mask" in found[0][1]
     assert "no such file; expected an image" in found[1][1]
-    assert "is in no pair" in found[2][1]
+    assert "is not used in any split" in found[2][1]
 
 
 def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
         trees.save_mask(tmp_path / name / path, trees.values_of(0))
         ((file, problem),) = problems_of(name, tmp_path / name)
         assert file == Path(path).name
-        assert "is in no pair; expected a partner of the same name, in a split; add one, or move it" in problem
+        assert "is not used in any split; expected an image and a mask of the same name; add the" in problem
 
 
 def test_faults_of_ade20k_are_named_with_their_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,7 +177,7 @@ def test_faults_of_ade20k_are_named_with_their_causes(tmp_path: Path, capsys: py
     )
     assert "label values 255 are outside the table; expected 0 to 150; the label was probably shifted by one" in shown
     assert "no such file; expected a mask" in problems["ADE_train_00000003.png"]
-    assert "is in no pair; expected a partner" in problems["ADE_val_00000001.png"]
+    assert "is not used in any split; expected" in problems["ADE_val_00000001.png"]
     assert "the mask is 16 x 12 and its image ADE_val_00000002.jpg 3 x 2" in problems["ADE_val_00000002.png"]
     assert "1 images in split val; expected 2000, the official number" in shown
 

@@ -1,9 +1,9 @@
 """PASCAL VOC 2012, 21 classes with background, and its larger training split train_aug with labels of SBD.
 
 The PNG files have palettes; their indices are the class ids. SegmentationObject/ holds instances and is never read.
-SBD, the Semantic Boundaries Dataset, has MATLAB files with labels of more VOC images. Those of images in neither train
-nor val are converted to PNG files in VOCdevkit/VOC2012/SegmentationClassAug, and trainaug.txt lists them and train.
-Other projects use these names, too, so that their converted files can be read.
+SBD, the Semantic Boundaries Dataset, has MATLAB files with labels of more VOC images. Labels of images in neither train
+nor val are converted to PNG files in VOCdevkit/VOC2012/SegmentationClassAug. trainaug.txt lists these images and train.
+Other projects use the same names, so that their converted files can be read.
 """
 
 from pathlib import Path
@@ -74,7 +74,7 @@ def _names(root: Path, split: str) -> list[str]:
 
 
 def available_splits(root: Path) -> tuple[str, ...]:
-    """Return the splits of a root: train_aug only if any file of SBD is there."""
+    """Return the splits of a root: train_aug only if any file of SBD exists."""
     has_sbd = any((root / path).exists() for path in (AUG_LABELS, SBD_LABELS, SBD_ARCHIVE))
     return VOC2012.splits if has_sbd else ("train", "val", "trainval")
 

@@ -49,7 +49,7 @@ class CheckResult:
 
 
 def check(name: str, root: Path, progress: Progress) -> CheckResult:
-    """Read all pairs of all splits, a pair of several splits once, and collect every problem."""
+    """Read all pairs of all splits and collect every problem. A pair in several splits is read once."""
     info, result = find(name), CheckResult(name, root)
     opened: dict[str, PairDataset] = {}
     for split in splits(name, root):
@@ -89,7 +89,10 @@ def check(name: str, root: Path, progress: Progress) -> CheckResult:
             result.problems.append(Problem(split, root, message))
         result.splits.append(SplitSummary(split, len(dataset), expected, pixels_per_class, ignored))
     for split, file in _unused_files(opened):
-        message = f"{file}: is in no pair; expected a partner of the same name, in a split; add one, or move it"
+        message = (
+            f"{file}: is not used in any split; expected an image and a mask of the same name; add the missing file, "
+            "or move this one"
+        )
         result.problems.append(Problem(split, file, message))
     return result
 

@@ -24,14 +24,14 @@ MAX_S = 24 * 3600
 """Time for all attempts together."""
 MIN_PROGRESS = 1 << 16
 MIN_BYTES_PER_S = 1000
-"""Slowest connection, on average over RATE_S."""
+"""Slowest accepted connection, on average over RATE_S."""
 RATE_S = 60
 FIRST_PAUSE_S = 1.0
 """Average pause after an attempt; it doubles with every failure in a row."""
 TIMEOUT_S = 60
 CHUNK = 1 << 18
 TEMPORARY_ERRORS = (408, 425, 429, 500, 502, 503, 504)
-"""Answers of a server that may be different soon."""
+"""HTTP status codes of errors that may be temporary."""
 
 
 class TooSlowError(ConnectionError):
@@ -50,7 +50,8 @@ def download(
 ) -> None:
     """Download `target` to a .part file next to it; rename it when it is complete and its checksum is correct.
 
-    A cut connection is resumed after a pause. Servers that repeat themselves, crawl or never end are given up.
+    A cut connection is resumed after a pause. The download is given up if the server sends nothing new, is too slow, or
+    never ends.
 
     Args:
         address: http:// or https:// URL.
@@ -120,7 +121,7 @@ def check_sha1(path: Path, expected: str | None, progress: Progress) -> None:
 def _is_web_address(address: str) -> bool:
     try:
         parts = urlsplit(address)
-        has_host = bool(parts.hostname) and parts.port != 0  # a port that is no number is a ValueError
+        has_host = bool(parts.hostname) and parts.port != 0  # a port that is not a number raises ValueError
     except ValueError:
         return False
     is_plain = address.isascii() and address.isprintable() and " " not in address

@@ -3,7 +3,7 @@
 A file is a header and a sequence of elements, each with type, size and content. A compressed element is another element
 in zlib format. A matrix is itself a sequence of elements: flags, dimensions, name, values in column-major order. A
 struct is a matrix that has, instead of values, the names of its fields and one matrix per field.
-scipy's reader is not used, because a damaged file can crash the process there.
+scipy's reader is not used, because a damaged file can crash the process.
 """
 
 import struct

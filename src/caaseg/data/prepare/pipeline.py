@@ -1,7 +1,7 @@
 """Prepare a dataset: download, verify, unpack and convert what is missing.
 
-Files and directories get their final name when they are complete. A name that exists is a step that is done, and an
-interrupted run is simply repeated.
+Files and directories get their final name when they are complete. If that name exists, the step is done, so that an
+interrupted run can simply be repeated.
 """
 
 import errno
@@ -102,7 +102,7 @@ def _prepare_missing(info: DatasetInfo, root: Path, sources: Mapping[str, str], 
             raise CaasegError(f"{root}: another process is preparing this directory; wait until it ends")
         for archive in needed:
             file = root / archive.file
-            if not _is_needed(archive, root, sources):  # an archive before it replaces it
+            if not _is_needed(archive, root, sources):  # an archive that was unpacked before replaces it
                 continue
             if file.exists():
                 check_sha1(file, archive.sha1, progress)
