@@ -16,6 +16,7 @@ Activation = Literal["leaky_relu", "relu"]
 Dilation = Literal["authors", "timm"]
 Difficulty = Literal["easy", "medium", "hard"]
 Implementation = Literal["auto", "factorised", "grouped", "loop", "fused"]
+NeckName = Literal["resize", "jpu", "sfp"]
 OutputStride = Literal[8, 16, 32]
 LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 ResNetVariant = Literal["standard", "authors"]
@@ -55,6 +56,10 @@ def _ordered_scales(scales: tuple[float, float]) -> tuple[float, float]:
     return scales
 
 
+def _none_as_null(value: Any) -> Any:
+    return None if value == "none" else value
+
+
 Count = Annotated[int, Field(strict=True, ge=1)]
 Width = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Byte = Annotated[int, Field(strict=True, ge=0, le=255)]
@@ -76,9 +81,9 @@ class Architecture(Settings):
     """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
     deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet, ocr, or file.py:Class."""
     backbone: str = "resnet50"
-    """Backbone: a timm model that supports features_only and output_stride."""
+    """Backbone: a timm model; caaseg models lists them, and which output strides and necks they support."""
     output_stride: OutputStride = 16
-    """Output stride of the backbone."""
+    """Stride of the features that the head reads."""
     stages: Annotated[int, Field(strict=True, ge=1, le=100)] | None = None
     """Number of backbone stages, each ending in features of stride 4 or coarser; none uses all."""
     input_upsampling: Annotated[float, Field(ge=1, le=4)] = 1.0
@@ -101,8 +106,10 @@ class Architecture(Settings):
     authors for resnet_variant authors, and timm for standard."""
     top_features: bool = False
     """For an EfficientNet: use the features after its top convolution, batch norm and activation, like the authors."""
-    neck: Literal["jpu"] | None = None
-    """Joint pyramid upsampling: features of strides 8, 16 and 32 joined at stride 8, instead of dilation."""
+    neck: Annotated[NeckName | None, BeforeValidator(_none_as_null)] = None
+    """Module between backbone and head, instead of dilation: resize (all feature maps resized to the output stride and
+    joined), jpu (joint pyramid upsampling: strides 8, 16 and 32 joined at stride 8), sfp (simple feature pyramid of
+    strides 4 to 32 from a plain ViT), or none."""
     car: bool = False
     """Class-aware regularization (CAR): a linear layer before the classifier, with losses on its features."""
     min_size: Size | None = None
@@ -150,7 +157,7 @@ class Architecture(Settings):
     def _check_neck(self) -> Self:
         if self.neck is None:
             return self
-        if self.output_stride != 8:
+        if self.neck == "jpu" and self.output_stride != 8:
             raise ValueError(f"output_stride is {self.output_stride}, but neck {self.neck} gives 8; use 8")
         others = {
             "stages": self.stages,
@@ -208,6 +215,13 @@ class ModelRecipe(Architecture):
     """Initialize the backbone with timm's ImageNet weights (true) or with a file of backbone weights."""
     freeze_backbone: bool = False
     """Do not train the backbone: its weights and batch norm statistics do not change."""
+    frozen_stages: Annotated[int, Field(strict=True, ge=0, le=1000)] = 0
+    """Number of first backbone stages that are not trained, weights and batch norm statistics, as timm counts them:
+    layer1 to layer4 of a ResNet, with the stem in the first; of a ViT the blocks, with the embeddings in the first."""
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop path rate (stochastic depth) of the backbone's last block in training; it rises from 0 at the first."""
+    gradient_checkpointing: bool = False
+    """Compute the backbone's activations again in the backward pass instead of storing them: less memory, slower."""
 
 
 class Augmentation(Settings):
@@ -350,6 +364,8 @@ class OptimizerRecipe(Settings):
     """Apply weight decay to the backbone too; the authors' code applies it to the other layers only."""
     head_lr_factor: NotNegative = 1.0
     """Learning rate factor for all parameters outside the backbone."""
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Learning rate factor per backbone layer, counted back from the head: ViTs are often trained with 0.65 to 0.9."""
     schedule: Literal["poly", "cosine"] = "poly"
     """Learning rate schedule, which ends at 0."""
     power: NotNegative = 0.9
@@ -443,6 +459,11 @@ class Recipe(Settings):
     def _check_combination(self) -> Self:
         if self.cuda_graph and (self.compile or self.accumulate > 1):
             raise ValueError("cuda_graph is true, but works neither with compile nor with accumulate above 1")
+        recomputed = self.model.gradient_checkpointing
+        if recomputed and (self.compile or self.cuda_graph or self.fused_batch_norm):
+            raise ValueError(
+                "model.gradient_checkpointing is true, but works with none of compile, cuda_graph and fused_batch_norm"
+            )
         if self.batch_size % self.accumulate:
             raise ValueError(f"batch_size is {self.batch_size}; expected a multiple of accumulate, {self.accumulate}")
         return self

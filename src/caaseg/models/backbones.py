@@ -1,38 +1,35 @@
 """Backbones: timm networks without their classifier, or modules of your own.
 
-An output stride of 8 or 16 is reached by dilating the later stages instead of striding (Chen et al., DeepLab).
+An output stride of 8 or 16 is reached by dilating the later stages instead of striding (Chen et al., DeepLab), or by a
+neck after the network.
 """
 
-import difflib
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Any, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from caaseg.config import Dilation, OutputStride, ResNetVariant
-from caaseg.torchvision_compat import declare_missing_operators
-
-declare_missing_operators()  # timm imports torchvision: import its classes from this module
-
-import timm  # noqa: E402
-from timm.models import FeatureDictNet as FeatureDictNet  # noqa: E402
-from timm.models.efficientnet import EfficientNetFeatures  # noqa: E402
-from timm.models.mobilenetv3 import MobileNetV3Features  # noqa: E402
-from timm.models.resnet import BasicBlock as BasicBlock  # noqa: E402
-from timm.models.resnet import Bottleneck as Bottleneck  # noqa: E402
-
-from caaseg.errors import CaasegError  # noqa: E402
-from caaseg.models import resnet_authors  # noqa: E402
-from caaseg.models.dilation import (  # noqa: E402
-    dilate,
-    dilate_from_removed_strides,
-    residual_blocks,
-    spatial_convolutions,
+from caaseg.errors import CaasegError
+from caaseg.models import resnet_authors
+from caaseg.models.dilation import dilate, dilate_from_removed_strides, residual_blocks, spatial_convolutions
+from caaseg.models.resize import cells
+from caaseg.models.timm_networks import (
+    FINE_STRIDE,
+    BasicBlock,
+    Bottleneck,
+    EfficientNetFeatures,
+    classifier_on_meta,
+    create_classifier,
+    create_network,
+    group_with_matcher,
+    layout,
+    name_in_network,
+    nchw,
+    network_on_meta,
 )
-
-FINE_STRIDE = 4  # of the feature map that the simple decoder reads, and of the first stage
 
 
 class Features(NamedTuple):
@@ -91,11 +88,14 @@ class FeatureInput(Backbone):
 
 
 class TimmBackbone(Backbone):
-    """A timm network without its classifier.
+    """A timm network without its classifier. It takes images of any size.
+
+    Feature maps have ceil(H / stride) x ceil(W / stride) cells: images are padded with zeros, the mean color, where a
+    network needs it, and the feature maps are cropped.
 
     Args:
-        name: any timm model that supports `features_only` and `output_stride`, such as resnet101.
-        output_stride: stride of the coarse features, 8, 16 or 32.
+        name: a timm model, such as resnet101.
+        output_stride: stride of the coarse features, 8, 16 or 32; None for the network as it is, for a neck.
         stages: number of stages to use; None for all. A stage ends at each feature map that timm has at stride 4
             or coarser, before anything is dilated: layer1 to layer4 of a ResNet. Later stages are not built.
         multi_grid: dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4).
@@ -107,6 +107,7 @@ class TimmBackbone(Backbone):
         top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
             activation, like the paper's code: 2,560 channels for B7. If False, take them after the last block.
         with_fine: whether to return the stride-4 features.
+        drop_path: drop path rate (stochastic depth) of the last block in training.
         hub_weights: download timm's ImageNet weights.
     """
 
@@ -114,13 +115,14 @@ class TimmBackbone(Backbone):
         self,
         name: str,
         *,
-        output_stride: OutputStride,
+        output_stride: OutputStride | None,
         stages: int | None = None,
         multi_grid: Sequence[int] | None = None,
         variant: ResNetVariant = "standard",
         dilation: Dilation | None = None,
         top_features: bool = False,
         with_fine: bool = False,
+        drop_path: float = 0.0,
         hub_weights: bool = False,
     ) -> None:
         super().__init__()
@@ -134,12 +136,14 @@ class TimmBackbone(Backbone):
                     "use variant='standard', or pretrained=False, or pretrained=PATH with weights of your own"
                 )
             _check_resnet(name, output_stride, "the authors' variant")
-            net = _create(name, output_stride, None, **resnet_authors.STEM)
+        found = layout(name, output_stride, stages)
+        options = resnet_authors.STEM if variant == "authors" else {"pretrained": hub_weights}
+        net = create_network(name, found, stages, drop_path=drop_path, **options)
+        if variant == "authors":
+            assert output_stride is not None
             resnet_authors.to_authors_resnet(net, output_stride, dilation or "authors")
-        else:
-            net = _create(name, output_stride, stages, pretrained=hub_weights)
-            if dilation == "authors":
-                _dilate_like_authors(net, name, stages)
+        elif dilation == "authors":
+            _dilate_like_authors(net, name, stages)
         if multi_grid is not None:
             _check_resnet(name, output_stride, "multi_grid")
             if not hasattr(net, "layer4"):
@@ -152,31 +156,46 @@ class TimmBackbone(Backbone):
         if top_features:
             _add_top(net, name, pretrained=hub_weights)
         self.net: Any = net
-        reductions, channels = net.feature_info.reduction(), net.feature_info.channels()
-        if with_fine and FINE_STRIDE not in reductions:
+        if with_fine and FINE_STRIDE not in found.strides:
             raise CaasegError(
-                f"backbone {name} has features of strides {reductions}; the decoder needs stride {FINE_STRIDE}: use "
-                "decoder=False or another backbone"
+                f"backbone {name} has features of strides {list(found.level_strides)}; the decoder needs stride "
+                f"{FINE_STRIDE}: use decoder=False{', neck sfp' if found.blocks else ''} or another backbone"
             )
-        self.fine_index = reductions.index(FINE_STRIDE) if with_fine else None
-        self.fine_channels = channels[self.fine_index] if self.fine_index is not None else None
-        self.coarse_channels = net.conv_head.out_channels if top_features else channels[-1]
-        self.level_indices = [index for index, stride in enumerate(reductions) if stride >= FINE_STRIDE]
-        self.level_strides = tuple(reductions[index] for index in self.level_indices)
-        self.level_channels = tuple(channels[index] for index in self.level_indices)
+        self.layout = found
+        self.fine_level = found.level_strides.index(FINE_STRIDE) if with_fine else None
+        self.level_strides = found.level_strides
+        self.level_channels = tuple(found.channels[index] for index in found.levels)
+        self.fine_channels = None if self.fine_level is None else self.level_channels[self.fine_level]
+        self.coarse_channels = net.conv_head.out_channels if top_features else found.channels[-1]
         self.split_first_stage = variant == "authors"
         self.mean = tuple(net.pretrained_cfg["mean"])  # of the inputs that the weights were trained on
         self.std = tuple(net.pretrained_cfg["std"])
         if variant == "authors" and dilation != "timm":
             self.mean, self.std = resnet_authors.MEAN, resnet_authors.STD
+        self.frozen_names: frozenset[str] = frozenset()
+        """Names of the parameters of `net` that `freeze_stages` has frozen."""
 
     def forward(self, images: Tensor) -> Features:
         if self.split_first_stage:
             return self._forward_split(images)
-        features = self.net(images)
-        coarse = self.net.bn2(self.net.conv_head(features[-1])) if self.top_features else features[-1]
-        fine = None if self.fine_index is None else features[self.fine_index]
-        return Features(coarse, fine, tuple(features[index] for index in self.level_indices))
+        height, width = images.shape[2:]
+        multiple = self.layout.multiple
+        if multiple > 1:
+            right, below = (cells(side, multiple) * multiple - side for side in (width, height))
+            images = pad(images, (0, right, 0, below))
+        maps = self.net(images)
+        levels = tuple(self._crop(maps[index], index, height, width) for index in self.layout.levels)
+        coarse = self.net.bn2(self.net.conv_head(levels[-1])) if self.top_features else levels[-1]
+        return Features(coarse, None if self.fine_level is None else levels[self.fine_level], levels)
+
+    def _crop(self, features: Tensor, index: int, height: int, width: int) -> Tensor:
+        """Return a feature map of a padded image as (N, C, ceil(H / stride), ceil(W / stride))."""
+        features, stride = nchw(features, is_nhwc=self.layout.is_nhwc), self.layout.strides[index]
+        if stride is None or self.layout.multiple in (1, stride):
+            return features
+        return pad(
+            features, (0, cells(width, stride) - features.shape[3], 0, cells(height, stride) - features.shape[2])
+        )
 
     def _forward_split(self, images: Tensor) -> Features:
         """Run the authors' variant: the last block of a stage has its stride, so a level is the input of that block."""
@@ -187,103 +206,110 @@ class TimmBackbone(Backbone):
             levels.append(stage[:-1](x))
             x = stage[-1](levels[-1])
         coarse = net.layer4(x)
-        return Features(coarse, None if self.fine_index is None else levels[0], (*levels, coarse))
+        return Features(coarse, None if self.fine_level is None else levels[0], (*levels, coarse))
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode. Frozen stages stay in evaluation mode, so that their batch norm statistics do not change."""
+        super().train(mode)
+        for name, module in self.net.named_modules() if self.frozen_names else ():
+            parameters = [parameter for parameter, _ in module.named_parameters(prefix=name)]
+            if parameters and self.frozen_names.issuperset(parameters):
+                module.eval()
+        return self
+
+    def freeze_stages(self, number: int) -> None:
+        """Do not train the first stages: neither their weights nor their batch norm statistics change any more."""
+        layers = self.layers(coarse=True, option="frozen_stages")
+        stages = max((layer for layer in layers.ids.values() if layer < layers.head), default=0)
+        if number > stages:
+            raise CaasegError(f"frozen_stages is {number}, but backbone {self.name} has {stages}; use fewer")
+        self.frozen_names = frozenset(name for name, layer in layers.ids.items() if number and layer <= number)
+        for name, parameter in self.net.named_parameters():
+            parameter.requires_grad_(name not in self.frozen_names | self.layout.unused)
+        self.train(self.training)
+
+    def layers(self, *, coarse: bool, option: str) -> "Layers":
+        """Return timm's numbers of the layers that the parameters belong to, from 0 for the stem.
+
+        Args:
+            coarse: number stages instead of blocks, where the network has stages.
+            option: setting that needs them, for the error message.
+        """
+        whole = classifier_on_meta(self.name)
+        if not hasattr(whole, "group_matcher"):
+            raise CaasegError(
+                f"backbone {self.name}: timm does not number its layers, which {option} needs; leave it out, or use "
+                "another backbone"
+            )
+        ours = dict(self.net.named_parameters())
+        theirs = {name_in_network(name, ours): name for name, _ in whole.named_parameters()}
+        names = {name: theirs.get(name, name) for name in ours}
+        pairs = [(name, None) for name in {*names.values(), *theirs.values(), UNMATCHED}]
+        ids = group_with_matcher(iter(pairs), whole.group_matcher(coarse=coarse), reverse=True)
+        used = {name: ids[timm_name] for name, timm_name in names.items()}
+        return Layers(used, min(ids[UNMATCHED], max(used.values()) + 1))
+
+    def names_without_weight_decay(self) -> set[str]:
+        """Return the names of the parameters that timm trains without weight decay, such as position embeddings."""
+        whole = classifier_on_meta(self.name)
+        listed = whole.no_weight_decay() if hasattr(whole, "no_weight_decay") else ()
+        ours = dict(self.net.named_parameters())
+        return {name_in_network(name, ours) for name in listed} & ours.keys()
+
+    def checkpoint_gradients(self) -> None:
+        """Recompute activations in the backward pass instead of storing them.
+
+        timm recomputes blocks or stages. The statistics of batch norm are updated once, not again when a block is
+        recomputed.
+        """
+        inner = [module for module in self.net.modules() if module is not self.net and hasattr(module, FLAG)]
+        wrapped = [self.net] if hasattr(self.net, FLAG) else []
+        if self.split_first_stage or not (inner or wrapped):
+            raise CaasegError(
+                f"backbone {self.name}{' of the authors' if self.split_first_stage else ''} does not support "
+                "gradient_checkpointing; leave it out, or use another backbone"
+            )
+        for module in inner or wrapped:
+            setattr(module, FLAG, True)
+        for module in self.net.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.register_forward_pre_hook(_stop_tracking)
+                module.register_forward_hook(_resume_tracking, always_call=True)
 
 
-def _create(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
-    """Return the timm model with dilated stages, or raise an error that lists the alternatives."""
-    _check_stride(name, output_stride, stages)
-    try:
-        return _create_truncated(name, output_stride, stages, **options)
-    except Exception as error:
-        if not options.get("pretrained"):
-            raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CaasegError(
-            f"backbone {name}: its ImageNet weights could not be downloaded from the hub ({reason}); use "
-            "pretrained=False, or a file that you have: pretrained=PATH, in timm or torchvision naming"
-        ) from error
+FLAG = "grad_checkpointing"  # attribute of timm's modules
+UNMATCHED = "-"  # the name of no layer: timm counts it to the classifier
 
 
-def _create_truncated(name: str, output_stride: int, stages: int | None, **options: Any) -> Any:
-    """Return the timm model up to a stage, without checking its stride."""
-    if stages is not None:
-        options["out_indices"] = _out_indices(name, stages)
-    net: Any = timm.create_model(name, features_only=True, output_stride=output_stride, **options)
-    if stages is not None and isinstance(net, EfficientNetFeatures | MobileNetV3Features):
-        used = net.feature_info.get_dicts()[-1]["stage"]
-        net.blocks = nn.Sequential(*list(net.blocks)[:used])  # timm would compute the later blocks too
-    return net
+class Layers(NamedTuple):
+    """Numbers of the layers of a network."""
+
+    ids: dict[str, int]  # parameter name -> layer, from 0 for the stem
+    head: int  # number of the classifier: that of the last layer plus 1
 
 
-@cache
-def _create_on_meta(name: str, output_stride: int, stages: int | None = None) -> Any:
-    """Return the timm model on the meta device, to read only: it is created once."""
-    with torch.device("meta"):
-        return _create_truncated(name, output_stride, stages).eval()
+def _stop_tracking(norm: Any, _: Any) -> None:
+    """Before batch norm: use the batch statistics without storing them if this is a recomputation."""
+    norm.is_recomputed = norm.track_running_stats and torch._C._current_graph_task_id() != -1
+    if norm.is_recomputed:
+        norm.track_running_stats = False
 
 
-@cache
-def _out_indices(name: str, stages: int) -> tuple[int, ...]:
-    """Return timm's indices of the feature maps up to the end of a stage."""
-    with torch.device("meta"):
-        net: Any = timm.create_model(name, features_only=True)
-    if not isinstance(net, FeatureDictNet | EfficientNetFeatures | MobileNetV3Features):
-        raise CaasegError(
-            f"stages is {stages}, but backbone {name} cannot be truncated; leave stages out, or use a ResNet, an "
-            "EfficientNet or a ConvNeXt"
-        )
-    levels, strides = net.feature_info.out_indices, net.feature_info.reduction()
-    ends = [level for level, stride in zip(levels, strides, strict=True) if stride >= FINE_STRIDE]
-    if stages > len(ends):
-        raise CaasegError(f"stages is {stages}, but backbone {name} has {len(ends)}; use fewer, or none for all")
-    return tuple(level for level in levels if level <= ends[stages - 1])
-
-
-def _check_stride(name: str, output_stride: int, stages: int | None = None) -> None:
-    """Raise an error unless timm has the model with this stride."""
-    if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() returns all names"
-        raise CaasegError(f"backbone {name!r} is not a timm model; {hint}")
-    if not _has_stride(name, output_stride, stages):
-        if stages is not None and _has_stride(name, output_stride):
-            _out_indices(name, stages)  # raises a more specific error
-        strides = [stride for stride in (8, 16, 32) if _has_stride(name, stride, stages)]
-        supported = ", ".join(map(str, strides)) or "none of 8, 16 and 32"
-        backbone = f"backbone {name}" if stages is None else f"backbone {name} with stages={stages}"
-        raise CaasegError(f"{backbone} does not support output stride {output_stride}; it supports {supported}")
-
-
-@cache
-def _has_stride(name: str, output_stride: int, stages: int | None = None) -> bool:
-    try:
-        net = _create_on_meta(name, output_stride, stages)
-        features = net(torch.empty(1, 3, 64, 64, device="meta"))
-    except Exception:  # models raise many types for strides and sizes that they do not support
-        return False
-    expected = (net.feature_info.channels()[-1], 64 // output_stride, 64 // output_stride)
-    return tuple(features[-1].shape[1:]) == expected
+def _resume_tracking(norm: Any, _: Any, __: Any) -> None:
+    if norm.is_recomputed:
+        norm.track_running_stats = True
 
 
 def unused_names(backbone: TimmBackbone) -> set[str]:
     """Return the names of a timm model's tensors that a backbone does not use: its classifier and unused stages."""
-    stride = backbone.output_stride
-    standard = _create_on_meta(backbone.name, stride, backbone.stages).state_dict()
+    standard = network_on_meta(backbone.name, backbone.output_stride, backbone.stages).state_dict()
     ours = {**standard, **backbone.net.state_dict()}  # a standard tensor that the authors' variant lacks is an error
-    with torch.device("meta"):
-        whole = [*timm.create_model(backbone.name).state_dict(), *_create_on_meta(backbone.name, stride).state_dict()]
-    return {key for key in whole if flat_name(key, ours) not in ours}
-
-
-def flat_name(name: str, ours: Mapping[str, Tensor]) -> str:
-    """Return our name of a tensor: some of timm's feature networks write blocks.3.x as blocks_3.x."""
-    flat = name.replace(".", "_", 1)
-    return flat if name not in ours and flat in ours else name
+    whole = [*classifier_on_meta(backbone.name).state_dict(), *network_on_meta(backbone.name, None).state_dict()]
+    return {key for key in whole if name_in_network(key, ours) not in ours}
 
 
 def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
-    blocks, originals = residual_blocks(net), residual_blocks(_create_on_meta(name, 32, stages))
+    blocks, originals = residual_blocks(net), residual_blocks(network_on_meta(name, None, stages))
     rates = [convolution.dilation[0] for block in blocks for convolution in spatial_convolutions(block)]
     dilate_from_removed_strides(blocks, originals)
     if not rates or spatial_convolutions(blocks[-1])[-1].dilation[0] != rates[-1]:
@@ -299,14 +325,13 @@ def _add_top(net: Any, name: str, *, pretrained: bool) -> None:
             f"backbone {name} is not an EfficientNet, which top_features needs; use an EfficientNet, or leave out "
             "top_features"
         )
-    whole: Any = timm.create_model(name, pretrained=pretrained)
+    whole = create_classifier(name, pretrained=pretrained)
     net.conv_head, net.bn2 = whole.conv_head, whole.bn2
 
 
-def _check_resnet(name: str, output_stride: int, option: str) -> None:
+def _check_resnet(name: str, output_stride: int | None, option: str) -> None:
     """Raise an error unless the network is a plain ResNet, which an option needs."""
-    _check_stride(name, output_stride)
-    net = _create_on_meta(name, output_stride)
+    net = network_on_meta(name, output_stride)
     blocks = [block for stage in range(1, 5) for block in getattr(net, f"layer{stage}", ())]
     plain = {type(block) for block in blocks} <= {BasicBlock, Bottleneck}
     shortcuts = [block.downsample for block in blocks if plain and block.downsample is not None]

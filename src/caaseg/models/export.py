@@ -26,6 +26,7 @@ from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
 from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel, disable_telemetry
 from caaseg.models.segmenter import Segmenter
+from caaseg.models.shifted_windows import replace_window_attention
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -47,6 +48,7 @@ class Deployed(nn.Module):
         super().__init__()
         # All implementations give the same numbers, but only this one exports with dynamic sizes.
         self.model = model.rebuild(implementation="factorised").cpu().float()
+        replace_window_attention(self.model)
         for name, levels in (("mean", model.backbone.mean), ("std", model.backbone.std)):
             self.register_buffer(name, torch.tensor(levels).view(3, 1, 1) * 255)
         self.mean: Tensor
@@ -80,7 +82,8 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx") -> Check:
     if kind == "onnx":
         _check_exporter()
     deployed = Deployed(model)
-    smallest = model.config.output_stride + 1  # two features per side; torch.export specializes on fewer
+    strides = getattr(model.backbone, "level_strides", ())
+    smallest = max(model.config.output_stride, *strides) + 1  # two features per side; torch.export specializes on fewer
     with atomic_write(path) as file:
         with warnings.catch_warnings(action="ignore"):  # warnings of torch's exporter about its internals
             example = torch.rand(2, 3, 4 * smallest, 3 * smallest) * 255
@@ -179,7 +182,14 @@ def check_export(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: 
         images = scene_images(batch, height, width, rng)
         with torch.inference_mode():
             expected, truth = deployed(images), exact(images.double())
-        found = run(images)
+        try:
+            found = run(images)
+        except AssertionError as error:  # a condition that torch.export has added to the program
+            reason = str(error).splitlines()[0]
+            raise CaasegError(
+                f"{path}: not written: torch.export restricts the image sizes of this network ({reason}); export it to "
+                "ONNX"
+            ) from error
         if found.shape != expected.shape or not torch.isfinite(found).all():
             raise CaasegError(
                 f"{path}: not written: for {batch} x 3 x {height} x {width} the exported model returned "

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from caaseg.models.backbones import BasicBlock, Bottleneck
 from caaseg.models.fused_norm import has_fused_batch_norm
 from caaseg.models.segmenter import Segmenter
+from caaseg.models.timm_networks import BasicBlock, Bottleneck
 
 CACHED_WEIGHTS = 2_500_000  # number of weights of a convolution that fit into the caches of a CPU
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from caaseg.kernels import DTYPES, HAS_TRITON
-from caaseg.models.backbones import BasicBlock, Bottleneck, FeatureDictNet
+from caaseg.models.timm_networks import BasicBlock, Bottleneck, FeatureDictNet
 
 
 def fuse_batch_norm(model: nn.Module) -> None:

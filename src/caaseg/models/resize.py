@@ -23,3 +23,8 @@ def upsample_input(images: Tensor, factor: float) -> Tensor:
 def upsampled_side(side: int, factor: float) -> int:
     """Return the upsampled length of a side. Integer arithmetic only, so that exported models can compute it."""
     return (side - 1) * round(1000 * factor) // 1000 + 1
+
+
+def cells(side: int, stride: int) -> int:
+    """Return the length of a side of a feature map: side / stride, rounded up. Exported models round divisions to 0."""
+    return (side + stride - 1) // stride

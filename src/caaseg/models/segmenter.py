@@ -15,7 +15,7 @@ from caaseg.models.backbones import Backbone, Features, TimmBackbone, check_back
 from caaseg.models.decoder import SimpleDecoder
 from caaseg.models.heads import head_class, resolve_head
 from caaseg.models.heads.base import DROPOUT, Head
-from caaseg.models.necks import JPU, joined_levels
+from caaseg.models.necks import make_neck
 from caaseg.models.resize import resize, upsample_input
 from caaseg.models.result import Predictable
 from caaseg.models.saving import HubModel
@@ -40,6 +40,7 @@ class Segmenter(Predictable, HubModel):
         head: class of the head, needed if `config.head` is not a name in `HEADS`.
         backbone: a backbone module to use instead of the timm model `config.backbone`; see `Backbone`.
         hub_weights: download timm's ImageNet weights for the backbone.
+        drop_path: drop path rate (stochastic depth) of the backbone in training.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Segmenter(Predictable, HubModel):
         head: type[Head] | None = None,
         backbone: nn.Module | None = None,
         hub_weights: bool = False,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.config = config
@@ -56,31 +58,26 @@ class Segmenter(Predictable, HubModel):
         if backbone is None:
             self.backbone: Backbone = TimmBackbone(
                 config.backbone,
-                output_stride=config.output_stride if config.neck is None else 32,
+                output_stride=config.output_stride if config.neck is None else None,
                 stages=config.stages,
                 multi_grid=config.multi_grid,
                 variant=config.resnet_variant,
                 dilation=config.dilation,
                 top_features=config.top_features,
-                with_fine=config.decoder,
+                with_fine=config.decoder and config.neck != "sfp",  # which makes fine features itself
+                drop_path=drop_path,
                 hub_weights=hub_weights,
             )
         else:
             self.backbone = check_backbone(backbone, with_fine=config.decoder)
-        coarse = self.backbone.coarse_channels
-        self.neck: JPU | None = None
-        if config.neck is not None:
-            if not isinstance(self.backbone, TimmBackbone):
-                raise CaasegError(f"neck is {config.neck}, for timm backbones only; leave it out")
-            self.neck_levels = joined_levels(self.backbone)
-            self.neck = JPU([self.backbone.level_channels[index] for index in self.neck_levels], config.channels)
-            coarse = self.neck.out_channels
-        levels = () if self.neck is not None else getattr(self.backbone, "level_channels", ())
+        self.neck = make_neck(config, self.backbone, head)
+        source = self.backbone if self.neck is None else self.neck
+        coarse, levels = source.coarse_channels, getattr(source, "level_channels", ())
         self.head = head(coarse if head.levels is None else _selected(levels, head), config)
         if config.car and getattr(self.head, "car", None) is None:
             raise CaasegError(f"car is true, but head {config.head} has no linear layer `car`; leave it out")
         self.decoder = (
-            SimpleDecoder(self.head.out_channels, cast("int", self.backbone.fine_channels), config.decoder_channels)
+            SimpleDecoder(self.head.out_channels, cast("int", source.fine_channels), config.decoder_channels)
             if config.decoder
             else None
         )
@@ -119,10 +116,11 @@ class Segmenter(Predictable, HubModel):
             `coarse` (N, C, h, w) for the head, `fine` (N, C', H/4, W/4) for the decoder, None without a decoder, and
             `levels`, one map per backbone stage, for a head with `levels`.
         """
-        found: Features = self.backbone(upsample_input(images, self.config.input_upsampling))
-        if self.neck is None:
-            return found
-        return Features(self.neck([found.levels[index] for index in self.neck_levels]), found.fine)
+        images = upsample_input(images, self.config.input_upsampling)
+        features: Features = self.backbone(images)
+        if self.neck is not None:
+            features = self.neck(features, images.shape[2:])
+        return features
 
     def classify(self, features: Features) -> Prediction:
         """Return the coarse prediction, logits (N, K, h, w), from the result of `features`."""
@@ -158,6 +156,8 @@ class Segmenter(Predictable, HubModel):
                 f"the backbone is a module of your own ({self.config.backbone}), whose output stride cannot be "
                 "changed; leave output_stride out"
             )
+        if "output_stride" in changes and self.config.neck == "sfp":
+            raise CaasegError("the weights of neck sfp are for one output stride, which cannot be changed")
         backbone = None if timm else copy.deepcopy(self.backbone)
         model = Segmenter(self.config.replace(**changes), head=type(self.head), backbone=backbone)
         model.to(self.classifier.weight)  # its device and dtype
@@ -203,6 +203,7 @@ def create_model(
     aux: bool = False,
     decoder: bool = False,
     pretrained: bool | str | Path | None = False,
+    drop_path: float = 0.0,
     **options: Any,
 ) -> Segmenter:
     """Build a model from the names of its parts, or from parts of your own.
@@ -211,15 +212,15 @@ def create_model(
         head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
             deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet or ocr; a subclass of
             `caaseg.models.heads.base.Head`; or "file.py:Class", which executes the file.
-        backbone: a timm model that supports features_only and output_stride, or a module that follows
-            `caaseg.models.backbones.Backbone`.
+        backbone: a timm model, see `caaseg models`, or a module that follows `caaseg.models.backbones.Backbone`.
         num_classes: number of classes.
         output_stride: 8, 16 or 32.
         aux: add the auxiliary branch.
         decoder: add the simple decoder on stride-4 features.
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or
             torchvision naming.
-        **options: further fields of `ModelConfig`, such as stages, gate_layers, multi_grid or classes.
+        drop_path: drop path rate (stochastic depth) of the backbone in training.
+        **options: further fields of `ModelConfig`, such as neck, stages, gate_layers, multi_grid or classes.
 
     Returns:
         The model, in training mode. It maps normalized images (N, 3, H, W) to a `Prediction`.
@@ -244,7 +245,11 @@ def create_model(
     module = None if isinstance(backbone, str) else backbone
     if module is not None and pretrained:
         raise CaasegError("pretrained is for timm backbones; load the weights of a backbone module before passing it")
-    model = Segmenter(config, head=resolve_head(head), backbone=module, hub_weights=pretrained is True)
+    if module is not None and drop_path:
+        raise CaasegError("drop_path is for timm backbones; set it in the backbone module before passing it")
+    model = Segmenter(
+        config, head=resolve_head(head), backbone=module, hub_weights=pretrained is True, drop_path=drop_path
+    )
     if not isinstance(pretrained, bool | None):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from caaseg.errors import CaasegError
-from caaseg.models.backbones import Backbone, TimmBackbone, flat_name, unused_names
+from caaseg.models.backbones import Backbone, TimmBackbone, unused_names
+from caaseg.models.timm_networks import name_in_network
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -140,7 +141,7 @@ def load_backbone_weights(backbone: Backbone, path: Path) -> None:
         raise CaasegError(f"{path}: only timm backbones are loaded from a file, not {type(backbone).__name__}")
     ours = backbone.net.state_dict()
     unused = unused_names(backbone)
-    fitting = {flat_name(name, ours): t for name, t in read_tensors(path).items() if name not in unused}
+    fitting = {name_in_network(name, ours): t for name, t in read_tensors(path).items() if name not in unused}
     for name, counter in ours.items():  # missing in files of old torch versions
         if name.endswith("num_batches_tracked"):
             fitting.setdefault(name, counter)
