@@ -297,19 +297,24 @@ ADAMW = (
     *("--optimizer.name=adamw", "--optimizer.lr=0.0001", "--optimizer.weight_decay=0.05"),
     *("--optimizer.warmup_steps=1500", "--steps=160000"),
 )
-"""Optimizer of the rows with ConvNeXt: learning rate, weight decay and warm-up of mmsegmentation's ConvNeXt."""
+"""Optimizer of the rows of ADE20K with larger backbones: that of mmsegmentation's ConvNeXt."""
+DINOV2 = {"backbone": "vit_base_patch14_dinov2.lvd142m", "neck": "sfp", "drop_path": 0.1}
+"""ViT-B of DINOv2 with a simple feature pyramid."""
 
 
-def _convnext(name: str, label: str, *, car: bool) -> Row:
+def _large(
+    backbone: str, label: str, model: Mapping[str, Any], *, car: bool = False, options: tuple[str, ...] = ()
+) -> Row:
+    """A row of ADE20K: CAA with a larger backbone and a neck, whose output the auxiliary classifier reads."""
     return Row(
-        name=f"{name}_convnext_large_160k",
-        label=label,
+        name=f"caa_{'car_' if car else ''}{backbone}_160k",
+        label="CAA, CAR" if car else "CAA",
         dataset="ade20k",
         model={"head": "caa", "car": car},
-        paper_model={**CONVNEXT, "aux_stage": None},
-        paper_label="ConvNeXt-L + JPU",
-        paper_options=ADAMW,
-        baseline="caa_convnext_large_160k" if car else None,
+        paper_model={**model, "aux_stage": None},
+        paper_label=label,
+        paper_options=(*ADAMW, *options),
+        baseline=f"caa_{backbone}_160k" if car else None,
         note=OWN_SETTINGS,
     )
 
@@ -622,8 +627,12 @@ TABLES: dict[str, Table] = {
         seeds=1,
         rows=(
             *_mmseg("ade20k", (80, 160)),
-            _convnext("caa", "CAA", car=False),
-            _convnext("caa_car", "CAA, CAR", car=True),
+            _large("convnext_large", "ConvNeXt-L + JPU", CONVNEXT),
+            _large("convnext_large", "ConvNeXt-L + JPU", CONVNEXT, car=True),
+            _large(
+                *("dinov2_base", "DINOv2 ViT-B/14 + simple feature pyramid", DINOV2),
+                options=("--data.crop=518 518", "--optimizer.layer_decay=0.9"),
+            ),
         ),
         quoted=(
             Quoted("OCRNet, HRNet-W48, single scale", "ade20k", 43.25, "ocrnet_hr48_4xb4-160k_ade20k-512x512"),
