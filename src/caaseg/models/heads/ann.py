@@ -122,12 +122,12 @@ class AttendedConvolution(nn.Conv2d):
 
     def forward(self, features: Tensor, attended: Tensor) -> Tensor:  # type: ignore[override]
         """(N, C, H, W) and (N, D, H, W) -> (N, out_channels, H, W)."""
-        of_projected, of_features = self.weight.chunk(2, dim=1)
-        matrix = of_projected.flatten(1)  # (out, C)
+        c = features.shape[1]
+        matrix = self.weight[:, :c].flatten(1)  # (out, C)
         weight, bias = matrix @ self.project_weight, matrix @ self.project_bias
         if self.bias is not None:  # of a folded batch normalization
             bias = bias + self.bias
-        return F.conv2d(features, of_features, bias) + F.conv2d(attended, weight[:, :, None, None])
+        return F.conv2d(features, self.weight[:, c:], bias) + F.conv2d(attended, weight[:, :, None, None])
 
 
 class ANNHead(Head):

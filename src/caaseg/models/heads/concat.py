@@ -3,7 +3,6 @@
 Shapes: N batch, C channels, H rows, W columns.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -30,10 +29,12 @@ class ConcatConvolution(nn.Conv2d):
     def forward(self, *maps: Tensor) -> Tensor:
         """Maps (N, C, H, W) of any number of channels, together in_channels -> (N, out_channels, H, W)."""
         assert not isinstance(self.padding, str)
-        weights = torch.split(self.weight, [features.shape[1] for features in maps], dim=1)
-        result = F.conv2d(maps[0], weights[0], self.bias, padding=self.padding)
-        for features, weight in zip(maps[1:], weights[1:], strict=True):
-            result = result + F.conv2d(features, weight, padding=self.padding)
+        first, *others = maps
+        end = first.shape[1]
+        result = F.conv2d(first, self.weight[:, :end], self.bias, padding=self.padding)
+        for features in others:
+            start, end = end, end + features.shape[1]
+            result = result + F.conv2d(features, self.weight[:, start:end], padding=self.padding)
         return result
 
 

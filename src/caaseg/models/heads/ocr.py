@@ -5,6 +5,7 @@ Shapes: N batch, C channels, D key channels, H rows, W columns, P pixels of an i
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from caaseg.attention.axial import gather
@@ -64,7 +65,8 @@ class OCRHead(Head):
 
     def attend(self, features: Tensor, regions: Tensor) -> Tensor:
         """Attend to the regions that logits define: (N, C, H, W) and (N, K, H, W) -> (N, C, H, W)."""
-        weights = regions.flatten(2).float().softmax(2)  # (N, K, P), over the pixels of an image
+        wide = regions.to(torch.promote_types(regions.dtype, torch.float32))
+        weights = wide.flatten(2).softmax(2)  # (N, K, P), over the pixels of an image
         averages = gather(weights, as_pixels(features))  # (N, K, C)
         as_map = averages.transpose(1, 2).unsqueeze(3)  # (N, C, K, 1)
         queries, keys, values = (
