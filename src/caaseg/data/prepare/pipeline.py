@@ -38,7 +38,7 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
     if not info.archives:
         raise CaasegError(f"{name} has nothing to download; {info.how}")
     try:
-        _prepare_missing(info, root, addresses, progress)
+        prepare_files(info, root, addresses=addresses, progress=progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -68,7 +68,15 @@ def _open_splits(name: str, root: Path) -> int:
     return len([open_dataset(name, root, split) for split in find(name).counts])
 
 
-def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str], progress: Progress) -> None:
+def prepare_files(info: DatasetInfo, root: Path, *, addresses: Mapping[str, str], progress: Progress) -> None:
+    """Download, verify, unpack and convert the files of a dataset that are missing.
+
+    Args:
+        info: catalogue entry of the dataset.
+        root: directory of the dataset.
+        addresses: download addresses by file name that replace those of the entry.
+        progress: called in every step.
+    """
     needed = [archive for archive in info.archives if _is_needed(archive, root)]
     by_hand = [
         root / archive.file
