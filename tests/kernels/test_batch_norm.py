@@ -91,7 +91,9 @@ def test_result_gradients_and_statistics_equal_those_of_float64(
 class Additions(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts additions of tensors by torch."""
 
-    number = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.number += func.overloadpacket in (torch.ops.aten.add, torch.ops.aten.add_)
