@@ -28,9 +28,7 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 from caaseg import cli
-from caaseg.data.datasets import scenes
 from caaseg.errors import CaasegError
-from caaseg.kernels import HAS_TRITON
 from caaseg.recipes import load_recipe
 from tests.data import exports
 from tests.reader_files import model_and_photos, sample_photo
@@ -99,9 +97,6 @@ def test_commands_changes_and_imports_of_a_page_exist(page: Path, tmp_path: Path
 )
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if HAS_TRITON:
-        monkeypatch.setattr("caaseg.kernels.common.INTERPRETED", False)  # as for readers: no GPU kernels on the CPU
-    monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # evaluation takes less time
     PREPARATIONS.get(page.name, lambda: None)()
     names: dict[str, Any] = {"__name__": page.stem}
     changed: Path | None = None

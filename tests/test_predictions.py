@@ -1,5 +1,6 @@
 """`caaseg predict`: what is written, what is skipped, what is said; damaged files, several processes, a huge image."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -7,10 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ from torch import Tensor, nn
 import caaseg
 from caaseg.cli import main
 from caaseg.config import ModelConfig
-from caaseg.data.catalogue import DATASETS
-from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.catalogue import open_dataset
 from caaseg.data.decode import read_image
 from caaseg.data.inputs import InputImage, find_images
 from caaseg.data.labels import distinct_colors
@@ -36,6 +34,7 @@ from caaseg.predictions import PredictOptions, PredictTask, predict_images
 from caaseg.recipes import load_recipe
 from caaseg.training.run import train
 from tests.data.damage import encoded_images, mutated
+from tests.data.trees import folder_of_scenes
 from tests.locks import hold_lock
 from tests.processes import exit_with_command, run_ranks
 from tests.small_models import scene, varied_model
@@ -440,21 +439,19 @@ def test_an_image_on_which_the_model_fails_does_not_stop_the_other_images(
 
 
 def test_a_full_disk_stops_the_command(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    (cwd / "out/labels").mkdir(parents=True)
-    monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the temporary path is known
-    # Keep the link that is put there.
-    monkeypatch.setattr("caaseg.prediction_directory.remove_stale_temporaries", lambda _: None)
-    (cwd / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
+    def full(image: Image.Image, path: Path, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Image.Image, "save", full)
     task = PredictTask(
         model=LoadedModel(nn.Identity(), 3, None, distinct_colors(3), ""), options=PredictOptions(), out=cwd / "out"
     )
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         predict_images(
             task, [InputImage(Path("photos/y.jpg"), Path("y")), InputImage(Path("photos/a/x.png"), Path("x"))]
         )
-    assert not (cwd / "out/labels/x.png").exists()
+    assert caught.value.filename == str(cwd / "out/overlays/y.jpg")
+    assert [path.name for path in (cwd / "out/metadata").iterdir()] == ["y.json"]  # it did not begin with x
 
 
 @pytest.mark.parametrize(
@@ -597,24 +594,18 @@ def test_an_image_locked_by_another_process_is_predicted_last(model: Path, cwd: 
         pytest.param("48x33", "0.5,1.0,1.25", False, marks=pytest.mark.slow),
     ],
 )
-def test_evaluate_scores_the_labels_that_predict_writes(
-    model: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch, window: str | None, scales: str, flip: bool
-) -> None:
-    data = Scenes("val", length=3, size=(72, 96))
-    samples = [data[k] for k in range(3)]
-    scenes = replace(DATASETS["scenes"], open=lambda *_: data)
-    monkeypatch.setitem(DATASETS, "scenes", scenes)
+def test_evaluate_scores_the_labels_that_predict_writes(cwd: Path, window: str | None, scales: str, flip: bool) -> None:
+    images = folder_of_scenes(cwd / "data", 3, (72, 96))
+    data = open_dataset("folder", cwd / "data", "val")
     varied_model(len(data.classes)).save_pretrained(cwd / "scenes")
     options = ["--scales", scales, *(["--window", window] if window else []), *(["--flip"] if flip else [])]
-    arguments = ["--dataset", "scenes", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
+    arguments = ["--dataset", "folder", "--root", "data", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
     assert main(["evaluate", "scenes", *arguments, *options]) == 0
 
-    for sample in samples:
-        Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(cwd / f"{sample.name}.png")
-    assert predict(cwd / "scenes", *(f"{sample.name}.png" for sample in samples), "--out", "out", *options) == 0
+    assert predict(cwd / "scenes", *map(str, images), "--out", "out", *options) == 0
     matrix = ConfusionMatrix(len(data.classes), torch.device("cpu"))
-    for sample in samples:
-        matrix.update(torch.from_numpy(values(cwd / f"out/labels/{sample.name}.png")).long(), sample.label)
+    for k in range(len(data)):
+        matrix.update(torch.from_numpy(values(cwd / f"out/labels/{data[k].name}.png")).long(), data[k].label)
     assert json.loads((cwd / "scores.json").read_text())["confusion"] == matrix.counts.tolist()
     assert (matrix.counts.sum(0) > 0).sum() > 3  # predicted classes
 

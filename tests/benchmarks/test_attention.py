@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from caaseg.attention import channelized_axial_attention as right
+from caaseg.attention import channelized_axial_attention
 from caaseg.benchmarks import attention as benchmark
 from caaseg.cli import main
+from caaseg.cli.benchmark import report_attention
 
+CPU = torch.device("cpu")
 SMALL = ["--channels", "8", "--key-channels", "4", "--groups", "1,2,16", "--seconds", "0", "--sizes"]
 TINY = [*SMALL, "1x5x4,2x3x3"]
 
@@ -55,31 +57,32 @@ def test_only_json_is_written_to_standard_output(capsys: pytest.CaptureFixture[s
     assert "implementation" in err
 
 
-def test_a_wrong_implementation_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(*maps: Any, **options: Any) -> torch.Tensor:
-        output = right(*maps, **options)
-        return output * 1.01 if options.get("implementation") == "loop" else output
+CASES = benchmark.cases(
+    [(1, 5, 4), (2, 3, 3)], ["float32"], ["axial", "factorised", "grouped", "loop"], [1, 2], channels=8, key_channels=4
+)
 
-    monkeypatch.setattr(benchmark, "channelized_axial_attention", wrong)
-    assert run(*TINY) == 1
+
+def test_a_wrong_implementation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(*maps: Any, **options: Any) -> torch.Tensor:
+        output = channelized_axial_attention(*maps, **options)
+        return output * 1.01 if options["implementation"] == "loop" else output
+
+    outcomes = list(benchmark.run(CASES, CPU, seconds=0, function=wrong))
+    assert report_attention(outcomes, CPU) == 1
     assert "these disagree with float64 by more than rounding: loop, loop" in capsys.readouterr().out
 
 
-def test_out_of_memory_is_recorded_as_a_result(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_out_of_memory_is_recorded_as_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     def allocating(*maps: Any, **options: Any) -> torch.Tensor:
-        if options.get("groups") == 2:
+        if options["groups"] == 2:
             torch.empty(10**14)  # fails in the CPU allocator
-        return right(*maps, **options)
+        return channelized_axial_attention(*maps, **options)
 
-    monkeypatch.setattr(benchmark, "channelized_axial_attention", allocating)
-    assert run(*TINY, "--json", "-") == 0
+    outcomes = list(benchmark.run(CASES, CPU, seconds=0, function=allocating))
+    assert report_attention(outcomes, CPU, json="-") == 0
     out, err = capsys.readouterr()
     failed = [r for r in json.loads(out)["measurements"] if r["out_of_memory"]]
-    assert {r["groups"] for r in failed} == {2}
+    assert [r["groups"] for r in failed] == [2, 2]
     assert "out of memory" in err
 
 

@@ -11,6 +11,9 @@ from scipy.io import savemat
 from scipy.sparse import csc_array
 from torch import Tensor
 
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.sample import IGNORE
+
 Label = NDArray[Any]
 
 CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid"
@@ -51,6 +54,21 @@ def values_in(label: Tensor) -> list[int]:
 def write_lines(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def folder_of_scenes(root: Path, number: int, size: tuple[int, int]) -> list[Path]:
+    """Write the first scenes of split val as a dataset `folder`; return the paths of the images."""
+    scenes = Scenes("val", length=number, size=size)
+    for name in ("images", "masks"):
+        (root / name).mkdir(parents=True)
+    samples = [scenes[k] for k in range(number)]
+    for image, label, name in samples:
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(root / "images" / f"{name}.png")
+        save_mask(root / "masks" / f"{name}.png", label.numpy())
+    write_lines(root / "train.txt", [])
+    write_lines(root / "val.txt", [sample.name for sample in samples])
+    (root / "classes.yaml").write_text(f"classes: [{', '.join(scenes.classes)}]\nignore: [{IGNORE}]\n")
+    return [root / "images" / f"{sample.name}.png" for sample in samples]
 
 
 def camvid(root: Path, *, suffix: str = ".png", full_paths: bool = False) -> None:

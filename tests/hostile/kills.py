@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
@@ -31,10 +30,11 @@ import caaseg.api
 import caaseg.predictions  # noqa: F401  imported once, before all forks
 from caaseg.cli import main
 from caaseg.data.prepare import pipeline  # noqa: F401
-from caaseg.training import ranks, setup
+from caaseg.training import setup
 from caaseg.training.metrics_log import read_metrics
 from tests.data import trees
 from tests.data.prepare.server import serving
+from tests.processes import shorten_rank_timeout
 from tests.small_models import random_images, small_model
 from tests.training.small import SMALL_ARGUMENTS
 
@@ -54,7 +54,7 @@ TRAINING = (
     *("--batch_size", "4", "--steps", "40", "--checkpoint_every", "4", "--validate_every", "20"),
 )
 TIMINGS = ("images_per_second", "waiting")
-RANK_TIMEOUT = timedelta(seconds=10)
+RANK_TIMEOUT_S = 10
 MAX_WAIT_S = 120
 LATEST_KILL = 0.6
 """Latest moment of a kill, as a share of an undisturbed run. Repeated runs continue, so kills hit the rest as well."""
@@ -114,7 +114,7 @@ def fork(command: Command, directory: Path, rank: int, port: str) -> int:
             group = {"WORLD_SIZE": command.processes, "LOCAL_WORLD_SIZE": command.processes, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in (own | group).items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_RUN_ID="kills")
-        ranks.RANK_TIMEOUT = RANK_TIMEOUT
+        shorten_rank_timeout(RANK_TIMEOUT_S)
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
             code = main(command.arguments(directory))

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from caaseg.models.heads.ann import AttendedConvolution, pyramid_pooling
+from caaseg.models.heads.ann import AttendedConvolution
 from caaseg.models.heads.ccnet import criss_cross_attention
-from caaseg.models.heads.concat import concat_projection
 from caaseg.models.heads.emanet import ExpectationMaximizationAttention
 from caaseg.models.heads.encnet import Encoding
 from tests import processes
@@ -19,23 +18,9 @@ from tests.models.bases_process import batch, block, write_bases
 from tests.properties import examples
 from tests.small_models import small_model
 
-sizes = st.integers(min_value=1, max_value=12)
-
 
 def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
-
-
-@examples(15)
-@given(height=sizes, width=sizes)
-def test_pyramid_pooling_equals_adaptive_average_pooling(height: int, width: int) -> None:
-    features = normal(2, 3, height, width).requires_grad_()
-    pooled = [F.adaptive_avg_pool2d(features, size).flatten(2).mT for size in (1, 3, 6, 8)]
-    expected, found = torch.cat(pooled, dim=1), pyramid_pooling(features, (1, 3, 6, 8))
-    torch.testing.assert_close(found, expected)
-    weights = normal(*expected.shape)
-    gradients = [torch.autograd.grad((output * weights).sum(), features)[0] for output in (found, expected)]
-    torch.testing.assert_close(*gradients)
 
 
 @examples(10)
@@ -58,15 +43,6 @@ def test_an_encoding_sums_the_weighted_differences_from_the_codewords() -> None:
     differences = features.flatten(2).mT.unsqueeze(2) - encoding.codewords  # (N, P, K, C)
     weights = (encoding.scale * differences.square().sum(3)).softmax(2)
     torch.testing.assert_close(encoding(features), (weights.unsqueeze(3) * differences).sum(1))
-
-
-def test_a_joined_projection_is_a_projection_of_concatenated_maps() -> None:
-    maps = [normal(2, channels, 5, 4) for channels in (3, 1, 4)]
-    join = concat_projection(8, 6, kernel_size=3).double()
-    convolution, norm, _ = join
-    assert isinstance(convolution.weight, Tensor)
-    joined = F.conv2d(torch.cat(maps, dim=1), convolution.weight, padding=1)
-    torch.testing.assert_close(join(*maps), norm(joined).relu())
 
 
 def test_attended_features_are_projected_and_concatenated_before_their_convolution() -> None:

@@ -107,7 +107,7 @@ def test_batch_norm_gets_channels_last_maps_forward_and_backward(name: str, opti
 
     def record(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
         found.append(inputs[0])
-        inputs[0].register_hook(found.append)
+        inputs[0].register_hook(found.append)  # type: ignore[no-untyped-call]
 
     norms = [module for module in head.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:

@@ -146,20 +146,27 @@ class Problem:
         return self.expected[gated]
 
 
-def run(cases: Sequence[Case], device: torch.device, *, seconds: float = 0.5) -> Iterator[Measurement]:
+def run(
+    cases: Sequence[Case],
+    device: torch.device,
+    *,
+    seconds: float = 0.5,
+    function: Callable[..., Tensor] = channelized_axial_attention,
+) -> Iterator[Measurement]:
     """Measure the cases in order. Cases of one workload get the same inputs.
 
     Args:
         cases: cases to measure.
         device: device to run on.
         seconds: approximate duration of each measurement.
+        function: function to measure, with the arguments of `channelized_axial_attention`.
     """
     problem, workload = None, None
     for case in cases:
         try:
             if problem is None or case.workload != workload:
                 problem, workload = Problem.random(case, device), case.workload
-            yield _measure(case, problem, device, seconds)
+            yield _measure(case, problem, device, seconds, function)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -168,13 +175,15 @@ def run(cases: Sequence[Case], device: torch.device, *, seconds: float = 0.5) ->
             torch.cuda.empty_cache()
 
 
-def _measure(case: Case, problem: Problem, device: torch.device, seconds: float) -> Measurement:
+def _measure(
+    case: Case, problem: Problem, device: torch.device, seconds: float, function: Callable[..., Tensor]
+) -> Measurement:
     gated = case.implementation != "axial"
     parameters = [p for gate in problem.gates for p in gate.parameters()] if gated else []
     attend: Callable[[], Tensor]
     if gated:
         options = {"implementation": case.implementation, "groups": case.groups or 1}
-        attend = partial(channelized_axial_attention, *problem.maps, *problem.gates, **options)  # type: ignore[arg-type]
+        attend = partial(function, *problem.maps, *problem.gates, **options)
     else:
         attend = partial(axial_attention, *problem.maps)
 

@@ -1,8 +1,9 @@
 """`caaseg benchmark`: speed and memory of the attention, of models, of the loader and of the evaluation."""
 
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -20,6 +21,11 @@ from caaseg.cli.arguments import (
 from caaseg.cli.terminal import COMMAND_LINE, console_for, write_json
 from caaseg.config import Count, NotNegative, OutputStride, Size, Workers
 from caaseg.errors import CaasegError
+
+if TYPE_CHECKING:
+    import torch
+
+    from caaseg.benchmarks.attention import Measurement
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Mode = Literal["eager", "regional", "compiled"]
@@ -71,7 +77,6 @@ def benchmark_attention(
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from caaseg.benchmarks import attention as benchmark
-    from caaseg.benchmarks.provenance import provenance
     from caaseg.models.inference import check_implementation_runs
 
     torch_device = device_of(device)
@@ -95,10 +100,19 @@ def benchmark_attention(
         for outcome in benchmark.run(combinations, torch_device, seconds=seconds):
             outcomes.append(outcome)
             bar.advance(task)
+    return report_attention(outcomes, torch_device, json=json, figure=figure)
 
+
+def report_attention(
+    outcomes: "Sequence[Measurement]", device: "torch.device", *, json: str | None = None, figure: Path | None = None
+) -> int:
+    """Print and write the measurements of `caaseg benchmark attention`; return 1 if an implementation disagrees."""
+    from caaseg.benchmarks import attention as benchmark
+    from caaseg.benchmarks.provenance import provenance
     from caaseg.reports.figures import draw_groups, save
     from caaseg.reports.tables import attention_tables, ratio_lines
 
+    console = console_for(json)
     for table in attention_tables(outcomes):
         console.print(table)
     ratios = benchmark.ratios(outcomes)
@@ -106,7 +120,7 @@ def benchmark_attention(
         console.print(line, highlight=False)
     if json is not None:
         measurements = [benchmark.as_json(outcome) for outcome in outcomes]
-        origin = provenance(torch_device, COMMAND_LINE)
+        origin = provenance(device, COMMAND_LINE)
         write_json({**origin, "measurements": measurements, "ratios": ratios}, json, console)
     if figure is not None:
         save(draw_groups(outcomes), figure)

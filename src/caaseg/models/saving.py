@@ -8,8 +8,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import torch
-from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelHubMixin
 from safetensors.torch import save_file
 from torch import nn
 
@@ -235,7 +236,7 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         raise CaasegError(f"{source}: not the name of a model on the hub; expected {HUB}owner/name")
     try:
         files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CaasegError(

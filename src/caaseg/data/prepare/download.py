@@ -19,7 +19,6 @@ from caaseg.errors import CaasegError
 
 MAX_FAILURES = 5
 """Consecutive attempts that bring less than MIN_PROGRESS new bytes."""
-MAX_ATTEMPTS = 200
 MAX_S = 24 * 3600
 """Time for all attempts together."""
 MIN_PROGRESS = 1 << 16
@@ -45,7 +44,7 @@ def download(
     sha1: str | None,
     progress: Progress,
     max_bytes: int = 1 << 40,
-    sleep: Callable[[float], None] = time.sleep,
+    max_attempts: int = 200,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Download `target` to a .part file next to it; rename it when it is complete and its checksum is correct.
@@ -59,7 +58,7 @@ def download(
         sha1: expected checksum; None if unknown.
         progress: called for every chunk.
         max_bytes: largest plausible size of the file.
-        sleep: pauses for a number of seconds.
+        max_attempts: maximum number of connections.
         clock: returns the time in seconds.
     """
     if not _is_web_address(address):
@@ -68,7 +67,7 @@ def download(
     part = target.with_name(f"{target.name}.part")
     advice = f"give another address with --addresses {target.name}=ADDRESS, or put the file at {target}"
     failures, longest, deadline = 0, _size(part), clock() + MAX_S
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    for attempt in range(1, max_attempts + 1):
         problem: object = "the connection was cut"
         is_too_slow = False
         try:
@@ -85,12 +84,12 @@ def download(
             problem = getattr(error, "reason", error)
         failures = 0 if _size(part) >= longest + MIN_PROGRESS else failures + 1
         longest = max(longest, _size(part))  # a server without range requests may send less than before
-        if is_too_slow or failures == MAX_FAILURES or attempt == MAX_ATTEMPTS:
+        if is_too_slow or failures == MAX_FAILURES or attempt == max_attempts:
             raise ConnectionError(
                 f"{address}: {_one_line(problem)}; given up after {attempt} attempt{'s' * (attempt > 1)}; run the same "
                 f"command again to resume after {_size(part):,} bytes, {advice}"
             )
-        sleep(FIRST_PAUSE_S * 2**failures * random.uniform(0.5, 1.5))
+        time.sleep(FIRST_PAUSE_S * 2**failures * random.uniform(0.5, 1.5))
     try:
         check_sha1(part, sha1, progress)
     except BadFileError:

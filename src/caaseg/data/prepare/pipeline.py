@@ -43,7 +43,7 @@ def prepare(name: str, root: Path, *, optional: bool = False, addresses: Mapping
     if not info.archives:
         raise CaasegError(f"{name} has nothing to download; {info.how}")
     try:
-        _prepare_missing(info, root, sources, progress)
+        prepare_files(info, root, optional=optional, addresses=addresses, progress=progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -86,7 +86,19 @@ def _sources(info: DatasetInfo, optional: bool, addresses: Mapping[str, str]) ->
     return sources
 
 
-def _prepare_missing(info: DatasetInfo, root: Path, sources: Mapping[str, str], progress: Progress) -> None:
+def prepare_files(
+    info: DatasetInfo, root: Path, *, optional: bool = False, addresses: Mapping[str, str], progress: Progress
+) -> None:
+    """Download, verify, unpack and convert the files of a dataset that are missing.
+
+    Args:
+        info: catalogue entry of the dataset.
+        root: directory of the dataset.
+        optional: download optional archives too. Those with an address in `addresses` are always downloaded.
+        addresses: download addresses by file name that replace those of the entry.
+        progress: called in every step.
+    """
+    sources = _sources(info, optional, addresses)
     needed = [archive for archive in info.archives if _is_needed(archive, root, sources)]
     by_hand = [
         root / archive.file for archive in needed if archive.file not in sources and not (root / archive.file).exists()

@@ -4,57 +4,23 @@ Shapes: N batch, C channels, D key channels, H rows, W columns, P pooled positio
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from caaseg.attention.axial import as_rows
 from caaseg.attention.projection import projection
 from caaseg.attention.spatial import as_pixels, attend, from_pixels
 from caaseg.config import Architecture
-from caaseg.models.heads.base import DROPOUT, Head, HeadFeatures
-from caaseg.models.heads.concat import EPSILON, Join
+from caaseg.models.heads.base import FusionHead, HeadFeatures
+from caaseg.models.heads.pyramid import EPSILON, pyramid_pooling
 
 POOL_SIZES = (1, 3, 6, 8)
 
 
-def pyramid_pooling(features: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Average over grids of cells of several sizes: (N, C, H, W) -> (N, P, C) for all cells of all grids in sequence.
-
-    A cell contains the pixels that torch's adaptive average pooling assigns to it. Matrix products have deterministic
-    gradients, unlike adaptive pooling on a GPU, and can be exported for images of any size.
-
-    Args:
-        features: (N, C, H, W).
-        sizes: cells per side of each grid.
-    """
-    channels, height, width = features.shape[1:]
-    rows = [_cells(height, size, features) for size in sizes]
-    columns = [_cells(width, size, features) for size in sizes]
-    lines = as_rows(features).reshape(-1, height, width * channels)  # (N, H, WC)
-    sums = torch.cat([cells.inside for cells in rows]) @ lines  # (N, S, WC) for S = sum(sizes): one pass over the map
-    grids = []
-    for part, row, column in zip(torch.split(sums, list(sizes), dim=1), rows, columns, strict=True):
-        means = (part / row.number).view(-1, part.shape[1], width, channels)  # (N, size, W, C)
-        grids.append((column.inside @ means / column.number).flatten(1, 2))  # (N, size^2, C)
-    return torch.cat(grids, dim=1)
-
-
-class _Cells(NamedTuple):
-    """Cells along one axis of a feature map."""
-
-    inside: Tensor  # (size, length), 1 for positions in the cell and 0 for others
-    number: Tensor  # (size, 1), number of positions in the cell
-
-
-def _cells(length: int, size: int, features: Tensor) -> _Cells:
-    """Return the cells along an axis; `features` has the dtype and device."""
-    index = torch.arange(size, device=features.device)[:, None]
-    first, end = index * length // size, ((index + 1) * length + size - 1) // size
-    positions = torch.arange(length, device=features.device)
-    return _Cells(((positions >= first) & (positions < end)).to(features.dtype), end - first)
+def pooled_positions(features: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the averages over the cells of several grids, (N, C, H, W) -> (N, P, C)."""
+    return torch.cat([as_pixels(grid) for grid in pyramid_pooling(features, sizes)], dim=1)
 
 
 class AsymmetricNonLocalBlock(nn.Module):
@@ -83,7 +49,7 @@ class AsymmetricNonLocalBlock(nn.Module):
         self.keys = projection(pooled_channels or channels, key_channels, eps=EPSILON)
         self.queries = None if pooled_channels is None else projection(channels, key_channels, eps=EPSILON)
         self.values = nn.Linear(pooled_channels or channels, key_channels)
-        self.join = Join(
+        self.join = nn.Sequential(
             AttendedConvolution(channels, out_channels, key_channels),
             nn.BatchNorm2d(out_channels, eps=EPSILON),
             *([nn.ReLU(inplace=True)] if relu else []),
@@ -95,9 +61,12 @@ class AsymmetricNonLocalBlock(nn.Module):
         keys = self.keys(pooled)
         queries = keys if self.queries is None else self.queries(features)
         # The projection of values is linear, so pooling may come first.
-        values = self.values(pyramid_pooling(pooled, self.pool_sizes))  # (N, P, D)
-        attended = attend(as_pixels(queries), pyramid_pooling(keys, self.pool_sizes), values, scale=None)
-        joined: Tensor = self.join(features, from_pixels(attended, *features.shape[2:]))
+        values = self.values(pooled_positions(pooled, self.pool_sizes))  # (N, P, D)
+        attended = attend(as_pixels(queries), pooled_positions(keys, self.pool_sizes), values, scale=None)
+        convolution, *rest = self.join
+        joined: Tensor = convolution(features, from_pixels(attended, *features.shape[2:]))
+        for module in rest:
+            joined = module(joined)
         return joined
 
 
@@ -122,15 +91,15 @@ class AttendedConvolution(nn.Conv2d):
 
     def forward(self, features: Tensor, attended: Tensor) -> Tensor:  # type: ignore[override]
         """(N, C, H, W) and (N, D, H, W) -> (N, out_channels, H, W)."""
-        of_projected, of_features = self.weight.chunk(2, dim=1)
-        matrix = of_projected.flatten(1)  # (out, C)
+        c = features.shape[1]
+        matrix = self.weight[:, :c].flatten(1)  # (out, C)
         weight, bias = matrix @ self.project_weight, matrix @ self.project_bias
         if self.bias is not None:  # of a folded batch normalization
             bias = bias + self.bias
-        return F.conv2d(features, of_features, bias) + F.conv2d(attended, weight[:, :, None, None])
+        return F.conv2d(features, self.weight[:, c:], bias) + F.conv2d(attended, weight[:, :, None, None])
 
 
-class ANNHead(Head):
+class ANNHead(FusionHead):
     """Attention of the last stage to pooled positions of the stage before it, then to pooled positions of its own.
 
     Args:
@@ -165,13 +134,9 @@ class ANNHead(Head):
         self.context = AsymmetricNonLocalBlock(
             channels, None, out_channels=channels, key_channels=keys, pool_sizes=pool_sizes, relu=True
         )
-        self.dropout = nn.Dropout(DROPOUT)
-        self.car = self.build_car(channels) if config.car else None
-        self.out_channels = channels if self.car is None else self.car.out_channels
+        self.build_end(channels, config)
 
     def forward(self, features: Sequence[Tensor]) -> HeadFeatures:
         low, high = features
         entered = self.entry(self.dropout(self.fusion(high, low)))  # (N, C, H, W)
-        result = self.context(entered, entered)
-        linear = None if self.car is None else self.car(result)
-        return HeadFeatures(self.dropout(result if linear is None else linear), {}, linear)
+        return self.end(self.context(entered, entered))

@@ -103,7 +103,7 @@ class FusionHead(Head):
     def build_end(self, channels: int, config: Architecture) -> None:
         """Set `car`, `dropout` and `out_channels` for fused features of some channels."""
         self.car = self.build_car(channels) if config.car else None
-        self.dropout = nn.Dropout2d(DROPOUT)  # of whole channels, like mmsegmentation
+        self.dropout = nn.Dropout(DROPOUT)
         self.out_channels = channels if self.car is None else self.car.out_channels
 
     def end(self, fused: Tensor) -> HeadFeatures:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from caaseg.attention.axial import softmax_scores, without_autocast
 from caaseg.attention.spatial import as_pixels, from_pixels
 from caaseg.config import Architecture
-from caaseg.models.heads.concat import EPSILON, ConcatHead
+from caaseg.models.heads.concat import ConcatHead
+from caaseg.models.heads.pyramid import EPSILON
 
 
 class ExpectationMaximizationAttention(nn.Module):

@@ -12,8 +12,9 @@ from caaseg.attention.axial import without_autocast
 from caaseg.attention.projection import projection
 from caaseg.attention.spatial import as_pixels
 from caaseg.config import ModelConfig
-from caaseg.models.heads.base import DROPOUT, Head, HeadFeatures
-from caaseg.models.heads.concat import EPSILON, concat_projection, resize_to
+from caaseg.models.heads.base import FusionHead, HeadFeatures
+from caaseg.models.heads.pyramid import EPSILON, PyramidProjection
+from caaseg.models.resize import resize
 
 
 class Encoding(nn.Module):
@@ -43,7 +44,7 @@ class Encoding(nn.Module):
             return weights.transpose(1, 2) @ pixels - weights.sum(1).unsqueeze(2) * self.codewords
 
 
-class EncNetHead(Head):
+class EncNetHead(FusionHead):
     """Channels weighted by an encoding of the image, which also predicts the classes that the image contains.
 
     Args:
@@ -65,23 +66,20 @@ class EncNetHead(Head):
         self.entry = projection(in_channels[-1], channels, kernel_size=3, eps=EPSILON)
         lateral = in_channels[:-1] if config.lateral else ()
         self.lateral = nn.ModuleList(projection(width, channels, eps=EPSILON) for width in lateral)
-        self.join = concat_projection(3 * channels, channels, kernel_size=3) if config.lateral else None
+        self.join = PyramidProjection(3 * channels, channels, kernel_size=3) if config.lateral else None
         self.pixels = projection(channels, channels, eps=EPSILON)
         self.encoding = nn.Sequential(Encoding(channels, num_codes), nn.BatchNorm1d(num_codes, eps=EPSILON), nn.ReLU())
         self.gate = nn.Linear(channels, channels)
         self.classifier = nn.Linear(channels, config.num_classes)
-        self.dropout = nn.Dropout(DROPOUT)
-        self.car = self.build_car(channels) if config.car else None
-        self.out_channels = channels if self.car is None else self.car.out_channels
+        self.build_end(channels, config)
 
     def forward(self, features: Sequence[Tensor]) -> HeadFeatures:
         entered = self.entry(features[-1])  # (N, C, H, W)
         if self.join is not None:
             others = [layer(level) for layer, level in zip(self.lateral, features[:-1], strict=True)]
-            entered = self.join(entered, *(resize_to(other, entered) for other in others))
+            resized = [resize(other, entered.shape[2:], align_corners=False) for other in others]
+            entered = self.join([entered, *resized])
         encoded = self.encoding(self.pixels(entered)).mean(1)  # (N, C)
         gate = self.gate(encoded).sigmoid()
         weighted = entered * (1 + gate)[:, :, None, None].to(entered.dtype)
-        linear = None if self.car is None else self.car(weighted)
-        result = self.dropout(weighted if linear is None else linear)
-        return HeadFeatures(result, {}, linear, presence=self.classifier(encoded))
+        return self.end(weighted)._replace(presence=self.classifier(encoded))

@@ -4,11 +4,11 @@ from torch import Tensor, nn
 
 from caaseg.attention.projection import BN_EPSILON, projection
 from caaseg.config import Architecture
-from caaseg.models.heads.base import DROPOUT, Head, HeadFeatures
+from caaseg.models.heads.base import FusionHead, HeadFeatures
 from caaseg.models.heads.pyramid import PyramidProjection
 
 
-class FCNHead(Head):
+class FCNHead(FusionHead):
     """3x3 convolutions; with `config.concat_input`, a further one of their input and output together."""
 
     title = "FCN"
@@ -26,13 +26,10 @@ class FCNHead(Head):
             if config.concat_input
             else None
         )
-        self.dropout = nn.Dropout(DROPOUT)
-        self.car = self.build_car(channels) if config.car else None
-        self.out_channels = channels if self.car is None else self.car.out_channels
+        self.build_end(channels, config)
 
     def forward(self, features: Tensor) -> HeadFeatures:
         convolved = self.more(self.entry(features))  # (N, C, H, W)
         if self.joint is not None:
             convolved = self.joint([features, convolved])
-        linear = None if self.car is None else self.car(convolved)
-        return HeadFeatures(self.dropout(convolved if linear is None else linear), {}, linear)
+        return self.end(convolved)

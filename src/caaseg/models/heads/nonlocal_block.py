@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from caaseg.attention.spatial import as_pixels, attend, from_pixels
 from caaseg.config import Architecture
-from caaseg.models.heads.concat import EPSILON, ConcatHead
+from caaseg.models.heads.concat import ConcatHead
+from caaseg.models.heads.pyramid import EPSILON
 
 INITIAL_STD = 0.01
 

@@ -5,17 +5,19 @@ Shapes: N batch, C channels, D key channels, H rows, W columns, P pixels of an i
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from caaseg.attention.axial import gather
 from caaseg.attention.projection import projection
 from caaseg.attention.spatial import as_pixels, attend, from_pixels
 from caaseg.config import ModelConfig
-from caaseg.models.heads.base import DROPOUT, Head, HeadFeatures
-from caaseg.models.heads.concat import EPSILON, concat_projection, resize_to
+from caaseg.models.heads.base import FusionHead, HeadFeatures
+from caaseg.models.heads.pyramid import EPSILON, PyramidProjection
+from caaseg.models.resize import resize
 
 
-class OCRHead(Head):
+class OCRHead(FusionHead):
     """Every pixel attends to one region per class. Logits from the stage before the last define the regions.
 
     Training supervises these logits as the branch "regions"; mmsegmentation's weight for them is 0.4.
@@ -49,22 +51,20 @@ class OCRHead(Head):
         )
         self.values = projection(channels, keys, eps=EPSILON)
         self.exit = projection(keys, channels, eps=EPSILON)
-        self.join = concat_projection(2 * channels, channels)
-        self.dropout = nn.Dropout(DROPOUT)
-        self.car = self.build_car(channels) if config.car else None
-        self.out_channels = channels if self.car is None else self.car.out_channels
+        self.join = PyramidProjection(2 * channels, channels, kernel_size=1)
+        self.build_end(channels, config)
 
     def forward(self, features: Sequence[Tensor]) -> HeadFeatures:
         low, high = features
         regions = self.classifier(self.dropout(self.region_entry(low)))  # (N, K, H, W)
         entered = self.entry(high)  # (N, C, H, W)
-        result = self.attend(entered, resize_to(regions, entered))
-        linear = None if self.car is None else self.car(result)
-        return HeadFeatures(self.dropout(result if linear is None else linear), {}, linear, {"regions": regions})
+        resized = resize(regions, entered.shape[2:], align_corners=False)
+        return self.end(self.attend(entered, resized))._replace(logits={"regions": regions})
 
     def attend(self, features: Tensor, regions: Tensor) -> Tensor:
         """Attend to the regions that logits define: (N, C, H, W) and (N, K, H, W) -> (N, C, H, W)."""
-        weights = regions.flatten(2).float().softmax(2)  # (N, K, P), over the pixels of an image
+        wide = regions.to(torch.promote_types(regions.dtype, torch.float32))
+        weights = wide.flatten(2).softmax(2)  # (N, K, P), over the pixels of an image
         averages = gather(weights, as_pixels(features))  # (N, K, C)
         as_map = averages.transpose(1, 2).unsqueeze(3)  # (N, C, K, 1)
         queries, keys, values = (
@@ -72,5 +72,5 @@ class OCRHead(Head):
             for layer, maps in ((self.queries, features), (self.keys, as_map), (self.values, as_map))
         )
         attended = from_pixels(attend(queries, keys, values, scale=None), *features.shape[2:])  # (N, D, H, W)
-        joined: Tensor = self.join(self.exit(attended), features)
+        joined: Tensor = self.join([self.exit(attended), features])
         return joined

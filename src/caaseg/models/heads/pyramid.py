@@ -9,6 +9,7 @@ Shapes: N batch, C channels, H x W size of the result, h x w size of a smaller m
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +34,14 @@ class PyramidConvolution(nn.Conv2d):
         Returns:
             (N, O, H, W).
         """
-        weights = torch.split(self.weight, [features.shape[1] for features in (*maps, *smaller)], dim=1)
-        result = F.conv2d(maps[0], weights[0], self.bias, padding=self.padding)
-        for features, weight in zip(maps[1:], weights[1:], strict=False):
-            result += F.conv2d(features, weight, padding=self.padding)
-        for features, weight in zip(smaller, weights[len(maps) :], strict=True):
-            result += convolve_resized(features, weight, maps[0].shape[2:])
+        end = maps[0].shape[1]
+        result = F.conv2d(maps[0], self.weight[:, :end], self.bias, padding=self.padding)
+        for features in maps[1:]:
+            start, end = end, end + features.shape[1]
+            result += F.conv2d(features, self.weight[:, start:end], padding=self.padding)
+        for features in smaller:
+            start, end = end, end + features.shape[1]
+            result += convolve_resized(features, self.weight[:, start:end], maps[0].shape[2:])
         return result
 
 
@@ -103,23 +106,31 @@ def resizing_matrix(length: int, size: int, like: Tensor) -> Tensor:
 def pyramid_pooling(features: Tensor, scales: Sequence[int]) -> list[Tensor]:
     """Return averages over grids of s x s bins per image, (N, C, H, W) -> (N, C, s, s) per scale s.
 
-    This is torch's adaptive average pooling, in one pass over the map for all scales, and with a form for export.
+    This is torch's adaptive average pooling, in one pass over the map for all scales. As matrix products, it has
+    deterministic gradients on a GPU and can be exported for images of any size.
     """
     n, c, h, w = features.shape
-    rows = features.permute(0, 2, 3, 1).flatten(2)  # (N, H, W C)
-    pooled_rows = torch.cat([pooling_matrix(h, scale, rows) for scale in scales]) @ rows  # (N, all bins, W C)
-    pooled = []
-    for scale, bins in zip(scales, torch.split(pooled_rows, list(scales), dim=1), strict=True):
-        averages = pooling_matrix(w, scale, bins) @ bins.view(n, scale, w, c)  # (N, s, s, C)
-        pooled.append(averages.permute(0, 3, 1, 2))
+    lines = features.permute(0, 2, 3, 1).flatten(2)  # (N, H, W C)
+    rows, columns = ([_bins(length, scale, features) for scale in scales] for length in (h, w))
+    sums = torch.cat([bins.inside for bins in rows]) @ lines  # (N, all bins, W C)
+    pooled, end = [], 0
+    for scale, row, column in zip(scales, rows, columns, strict=True):
+        start, end = end, end + scale
+        averages = (sums[:, start:end] / row.number).view(n, scale, w, c)
+        pooled.append((column.inside @ averages / column.number).permute(0, 3, 1, 2))
     return pooled
 
 
-def pooling_matrix(length: int, bins: int, like: Tensor) -> Tensor:
-    """Return the matrix of averages over bins, which may overlap, (bins, length), for products with `like`."""
+class _Bins(NamedTuple):
+    """Bins along one axis of a feature map, which may overlap."""
+
+    inside: Tensor  # (bins, length), 1 for positions in the bin and 0 for others: exact in 16 bits
+    number: Tensor  # (bins, 1), number of positions in the bin
+
+
+def _bins(length: int, bins: int, like: Tensor) -> _Bins:
+    """Return the bins of torch's adaptive average pooling, for products with `like`."""
     indices = torch.arange(bins, device=like.device)[:, None]
-    first = indices * length // bins
-    end = ((indices + 1) * length + bins - 1) // bins  # rounded up
+    first, end = indices * length // bins, ((indices + 1) * length + bins - 1) // bins  # the end is rounded up
     positions = torch.arange(length, device=like.device)
-    inside = (positions >= first) & (positions < end)
-    return inside.to(like.dtype) / (end - first)
+    return _Bins(((positions >= first) & (positions < end)).to(like.dtype), end - first)
