@@ -198,8 +198,8 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: Ti
         ({"name": "vgg11"}, "backbone vgg11 does not support output stride 16; it supports 32"),
         (
             {"name": "swin_tiny_patch4_window7_224"},
-            "backbone swin_tiny_patch4_window7_224 does not support output stride 16; it supports 32; or use neck resize "
-            "or jpu, for its features of stride 4, 8, 16, 32",
+            "backbone swin_tiny_patch4_window7_224 does not support output stride 16; it supports 32; or use neck "
+            "resize or jpu, for its features of stride 4, 8, 16, 32",
         ),
         (
             {"name": "test_efficientnet", "multi_grid": (1, 2, 4)},
