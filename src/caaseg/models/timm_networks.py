@@ -226,8 +226,11 @@ def create_network(name: str, found: Layout, stages: int | None, *, drop_path: f
         ) from error
     for key, parameter in net.named_parameters():
         parameter.requires_grad_(key not in found.unused)  # distributed training expects gradients of all others
-    if drop_path and not any(isinstance(module, DropPath) and module.drop_prob for module in net.modules()):
+    drops = [module for module in net.modules() if isinstance(module, DropPath)]
+    if drop_path and not any(module.drop_prob for module in drops):
         raise _no_drop_path(name)
+    for module in () if drop_path else drops:
+        module.drop_prob = 0.0  # Swin and others have another default
     return net
 
 
