@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.export import Dim
 from torch.nn.functional import conv2d
 
 from caaseg.errors import CaasegError
@@ -57,9 +58,22 @@ def test_a_model_without_large_convolutions_is_refused() -> None:
 
 @pytest.mark.slow
 def test_an_export_agrees_with_the_model(tmp_path: Path) -> None:
-    model = with_statistics(small_model(backbone="resnet50", output_stride=8, channels=512))
+    model = with_statistics(small_model("fcn", channels=2816))
     check = export_model(model, tmp_path / "m.onnx", winograd=True)
     assert check.difference < 1e-3
     exported = OnnxModel(tmp_path / "m.onnx")
-    for size in ((1, 1), (8, 200), (129, 70)):  # one tile, and several with dilation 4
+    for size in ((1, 1), (8, 200), (129, 70)):
         assert exported(torch.zeros(1, 3, *size)).shape == (1, 5, *size)
+
+
+@pytest.mark.slow
+def test_an_exported_program_with_dilation_takes_any_size() -> None:
+    rng = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(3, 2, 3, 3, generator=rng), torch.randn(3, generator=rng)
+    sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+    layer = WinogradConvolution(weight, bias, 4, relu=True).eval().requires_grad_(False)
+    program = torch.export.export(layer, (torch.rand(2, 2, 40, 36),), dynamic_shapes=(sizes,)).module()
+    for size in ((2, 65, 33), (3, 48, 97)):
+        features = torch.randn(size[0], 2, *size[1:], generator=rng)
+        expected = conv2d(features, weight, bias, padding=4, dilation=4).relu()
+        torch.testing.assert_close(program(features), expected, rtol=1e-4, atol=1e-4)

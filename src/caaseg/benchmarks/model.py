@@ -108,13 +108,9 @@ def _autocast(setting: Setting, device: torch.device) -> torch.autocast:
 
 
 def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:
-    compiled = mode == "compiled"
-    if compiled:
+    if mode == "compiled":
         torch.compiler.reset()
-    if isinstance(model, Segmenter):
-        network: Any = prepare_for_inference(model, device=images.device, compile=compiled, capture=mode == "captured")
-    else:
-        network = torch.compile(model.eval()) if compiled else model.eval()
+    network: Any = inference_network(model, images.device, mode)
     inputs = [images, *network.parameters(), *network.buffers()]
 
     def infer() -> Tensor:
@@ -122,6 +118,15 @@ def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: floa
             return outputs(network(images))[0]
 
     return measure(infer, inputs, images.device, seconds=seconds)
+
+
+def inference_network(model: nn.Module, device: torch.device, mode: str) -> nn.Module:
+    """Return a model prepared for inference: ours with folded batch norm, others as they are."""
+    compiled = mode == "compiled"
+    if isinstance(model, Segmenter):
+        return prepare_for_inference(model, device=device, compile=compiled, capture=mode == "captured")
+    network: nn.Module = torch.compile(model.eval()) if compiled else model.eval()
+    return network
 
 
 def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from caaseg.analysis.flops import GIGA, Count, PaperRow
 from caaseg.benchmarks.attention import Measurement
+from caaseg.benchmarks.cpu import Timing
 from caaseg.benchmarks.loader import Speed
 from caaseg.benchmarks.model import ModelCost
 from caaseg.data.datasets.info import DatasetInfo
@@ -170,6 +171,15 @@ def model_table(costs: Sequence[ModelCost]) -> Table:
             _number(cost.inference_images_per_second),
             _megabytes(cost.inference_peak_bytes),
         )
+    return table
+
+
+def cpu_table(timings: Sequence[Timing]) -> Table:
+    """Return a table with one row per model and form: inference of one image on a CPU."""
+    table = _table("Inference of one image", "model", "form", "fastest\nms", "median\nms", "images/s")
+    for timing in timings:
+        times = (f"{1000 * timing.seconds:,.1f}", f"{1000 * timing.median_s:,.1f}", _number(timing.images_per_second))
+        table.add_row(timing.model, timing.form, *times)
     return table
 
 
