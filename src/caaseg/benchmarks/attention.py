@@ -229,7 +229,8 @@ def _relative_error(ours: Tensor, expected: Tensor) -> float:
     The gradient of keys is zero for lines of a single pixel, whose softmax is constant.
     """
     error, norm = (ours.double() - expected).norm(), expected.norm()
-    return (error / norm if norm else error).item()
+    relative: float = (error / norm if norm else error).item()
+    return relative
 
 
 def moved_bytes(problem: Problem, *, backward: bool = False) -> int:
