@@ -144,8 +144,8 @@ def inference_network(model: nn.Module, device: torch.device, mode: str) -> nn.M
     model.eval()
     if mode == "regional":
         compile_regions(model)
-    compiled: nn.Module = torch.compile(model) if mode == "compiled" else model  # type: ignore[assignment]
-    return compiled
+    network: nn.Module = torch.compile(model) if mode == "compiled" else model  # type: ignore[assignment]
+    return network
 
 
 def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:
