@@ -130,7 +130,7 @@ def test_onnx_agrees_with_a_caa_on_a_large_efficientnet_up_to_rounding(tmp_path:
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [head for head in HEADS if head not in ("caa", "danet")])
 def test_onnx_agrees_with_the_other_heads(head: str, tmp_path: Path) -> None:
-    export_and_compare(head, "resnet18", tmp_path / "model.onnx")
+    export_and_compare(head, "test_resnet", tmp_path / "model.onnx")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Heads that read or pool feature maps of several sizes, and their layers."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,6 @@ from caaseg.models.heads import head_class
 from caaseg.models.heads.deeplab import DeepLabV3Head
 from caaseg.models.heads.fcn import FCNHead
 from caaseg.models.heads.pyramid import PyramidConvolution, convolve_resized, pyramid_pooling
-from tests.models.round_trip import check_round_trip
 from tests.small_models import small_model, with_statistics
 
 JOINED_INPUT = {"num_convs": 2, "concat_input": True}
@@ -175,11 +173,3 @@ def test_dilation_rates_follow_the_output_stride_unless_configured(
 def test_a_backbone_with_too_few_stages_is_refused() -> None:
     with pytest.raises(CaasegError, match="UPerNet reads feature maps of 4 backbone stages, but there are 3; use"):
         small_model("upernet", stages=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])
-@pytest.mark.parametrize("head", dict(HEADS))
-def test_each_head_is_trained_evaluated_saved_loaded_and_exported(head: str, backbone: str, tmp_path: Path) -> None:
-    settings = [text for key, value in dict(HEADS)[head].items() for text in (f"--model.{key}", str(value))]
-    check_round_trip(tmp_path, "--model.head", head, "--model.backbone", backbone, *settings)

@@ -24,7 +24,7 @@ FAST_MODELS = [
     ("danet", "test_efficientnet", 16, False, True),
     ("fcn", "resnet18", 16, False, False),
 ]
-ALL_MODELS = product(HEADS, ["resnet18", "test_resnet", "test_efficientnet"], [8, 16], [False, True], [False, True])
+ALL_MODELS = product(HEADS, ["test_resnet", "test_efficientnet"], [8, 16], [False, True], [False, True])
 BRANCHES = {"danet": {"spatial", "channel"}, "axial_se": {"channel"}, "ocr": {"regions"}}
 SMALL: dict[str, Any] = {"num_classes": 5, "channels": 16, "key_channels": 4, "gate_width": 8}
 
