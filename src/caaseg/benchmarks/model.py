@@ -134,7 +134,7 @@ def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: floa
         if mode == "compiled":
             network = torch.compile(network)
         elif mode == "regional":
-            compileregions(network)
+            compile_regions(network)
     inputs = [images, *network.parameters(), *network.buffers()]
 
     def infer() -> Tensor:
@@ -162,7 +162,7 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
         network = torch.compile(network, dynamic=False)
     elif mode == "regional":
         torch.compiler.reset()
-        compileregions(model)
+        compile_regions(model)
 
     def step() -> None:
         with autocast():
@@ -184,7 +184,7 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
     return cost
 
 
-def compileregions(model: nn.Module) -> None:
+def compile_regions(model: nn.Module) -> None:
     """Compile each residual block, and each part of a model without such blocks, in place.
 
     Blocks of one shape are compiled once: a ResNet-101 has 8 kinds of blocks. Compiling the whole model takes minutes.
