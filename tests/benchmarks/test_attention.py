@@ -72,6 +72,14 @@ def test_a_wrong_implementation_is_reported(capsys: pytest.CaptureFixture[str]) 
     assert "these disagree with float64 by more than rounding: loop, loop" in capsys.readouterr().out
 
 
+def test_lines_of_one_pixel_whose_keys_have_no_gradient_agree() -> None:
+    cases = benchmark.cases([(1, 1, 4)], ["float32"], ["factorised", "loop"], [1], channels=8, key_channels=4)
+    measured = [
+        outcome for outcome in benchmark.run(cases, CPU, seconds=0) if isinstance(outcome, benchmark.Measurement)
+    ]
+    assert [outcome.agrees for outcome in measured] == [True, True]
+
+
 def test_out_of_memory_is_recorded_as_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     def allocating(*maps: Any, **options: Any) -> torch.Tensor:
         if options["groups"] == 2:

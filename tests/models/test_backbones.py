@@ -245,6 +245,28 @@ def test_an_unreachable_hub_raises_an_error_of_one_line(tmp_path: Path, monkeypa
     assert len(message.splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["test_vit.r160_in1k", "test_convnext.r160_in1k", "test_resnet.r160_in1k"])
+def test_weights_of_the_hub_are_loaded_into_feature_networks(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import timm
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / f"models--timm--{name}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    snapshot = repository / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    torch.manual_seed(1)
+    whole = timm.create_model(name).state_dict()
+    save_file(whole, snapshot / "model.safetensors")
+    loaded, from_file = (TimmBackbone(name, output_stride=None, hub_weights=hub) for hub in (True, False))
+    load_backbone_weights(from_file, snapshot / "model.safetensors")
+    ours = from_file.state_dict()
+    assert all(torch.equal(ours[key], tensor) for key, tensor in loaded.state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("name", "mean", "std"),
     [
@@ -266,6 +288,14 @@ def test_mean_and_std_are_those_of_the_published_weights(
         ("test_resnet", 3, ".pth"),
         ("test_efficientnet", None, ".pth"),
         ("test_efficientnet", 3, ".safetensors"),
+        ("test_vit", None, ".safetensors"),
+        ("test_convnext", None, ".pth"),
+        pytest.param("swin_tiny_patch4_window7_224", None, ".safetensors", marks=pytest.mark.slow),
+        pytest.param("vit_tiny_patch16_dinov3_qkvb", None, ".pth", marks=pytest.mark.slow),
+        pytest.param("hrnet_w18_small", None, ".pth", marks=pytest.mark.slow),
+        pytest.param("fastvit_t8", None, ".pth", marks=pytest.mark.slow),
+        pytest.param("pvt_v2_b0", None, ".pth", marks=pytest.mark.slow),
+        pytest.param("legacy_xception", None, ".pth", marks=pytest.mark.slow),
         pytest.param("resnet18", None, ".safetensors", marks=pytest.mark.slow),
         pytest.param("xception41", None, ".safetensors", marks=pytest.mark.slow),
     ],
@@ -283,16 +313,29 @@ def test_backbone_weights_come_from_a_file_with_or_without_classifier(
         torch.save({"state_dict": {f"module.{key}": value for key, value in state.items()}}, path)
     else:
         save_file(state, path)
-    backbone = TimmBackbone(name, output_stride=16, stages=stages)
+    backbone = TimmBackbone(name, output_stride=None, stages=stages)
     load_backbone_weights(backbone, path)
     ours = backbone.net.state_dict()
     compared = 0
     for key, value in state.items():
-        mine = ours.get(key, ours.get(key.replace(".", "_", 1)))
+        names = (key, key.replace(".", "_", 1), f"model.{key}", f"body.{key}")
+        mine = next((ours[name] for name in names if name in ours), None)
         if mine is not None:
             assert torch.equal(mine, value), key
             compared += 1
     assert compared == sum(not key.endswith("num_batches_tracked") for key in ours)
+
+
+def test_backbone_weights_in_the_naming_of_their_authors_are_converted(tmp_path: Path) -> None:
+    import timm
+
+    whole = timm.create_model("test_vit").state_dict()
+    published = {key: tensor for key, tensor in whole.items() if not key.startswith("head.")}
+    published["mask_token"] = torch.zeros(1, 64)  # of DINOv2, which timm's model does not have
+    torch.save(published, tmp_path / "dinov2.pth")
+    backbone = TimmBackbone("test_vit", output_stride=16)
+    load_backbone_weights(backbone, tmp_path / "dinov2.pth")
+    assert all(torch.equal(whole[key.removeprefix("model.")], t) for key, t in backbone.net.state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from torch import nn
 import caaseg
 from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
+from caaseg.errors import CaasegError
 from caaseg.models.fused_norm import FusedSyncBatchNorm, fuse_batch_norm
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
@@ -553,3 +554,26 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(tmp_path: Path, ema:
     path = tmp_path / "run" / "checkpoints" / "step-00000001.pt"
     train(recipe, tmp_path / "resumed", device="cpu", resume=path)
     assert_identical(weights(tmp_path / "resumed"), trained)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "frozen"),
+    [("test_resnet", ("conv1.", "bn1.", "layer1.")), ("test_vit", ("model.pos_embed", "model.blocks.0."))],
+)
+def test_frozen_stages_keep_their_weights_and_statistics(
+    tmp_path: Path, backbone: str, frozen: tuple[str, ...]
+) -> None:
+    settings = ["--steps", "2", "--validate_every", "1", "--checkpoint_every", "2", "--optimizer.layer_decay", "0.9"]
+    options = ["--model.head", "fcn", "--model.frozen_stages", "1", "--model.drop_path", "0.1"]
+    recipe = small_recipe(*settings, *options, "--model.gradient_checkpointing", "--model.backbone", backbone)
+    train(recipe, tmp_path / "run", device="cpu")
+    initial = build_model(recipe, open_split(recipe, "train")).state_dict()
+    trained = weights(tmp_path / "run")
+    kept = [name for name, tensor in initial.items() if torch.equal(trained[name], tensor)]
+    assert {name for name in initial if name.removeprefix("backbone.net.").startswith(frozen)} <= set(kept)
+    assert not any(name.startswith(("backbone.net.layer2.", "backbone.net.model.blocks.1.")) for name in kept)
+
+
+def test_gradient_checkpointing_with_compile_is_refused() -> None:
+    with pytest.raises(CaasegError, match="gradient-checkpointing is true, but works with none of compile"):
+        small_recipe("--model.gradient_checkpointing", "--compile")

@@ -196,8 +196,7 @@ def _measure(
         return (output, *torch.autograd.grad(output, [*problem.maps, *parameters], problem.cotangent))
 
     errors = [
-        ((ours.double() - expected).norm() / expected.norm()).item()
-        for ours, expected in zip(training()[:4], problem.reference(gated), strict=True)
+        _relative_error(ours, expected) for ours, expected in zip(training()[:4], problem.reference(gated), strict=True)
     ]
     if device.type == "cuda":
         problem.expected.clear()  # frees the float64 tensors before the measurement
@@ -222,6 +221,16 @@ def _measure(
         error=errors[0],
         gradient_error=max(errors[1:]),
     )
+
+
+def _relative_error(ours: Tensor, expected: Tensor) -> float:
+    """Return the Frobenius norm of the error, relative to the expected tensor unless that is zero.
+
+    The gradient of keys is zero for lines of a single pixel, whose softmax is constant.
+    """
+    error, norm = (ours.double() - expected).norm(), expected.norm()
+    relative: float = (error / norm if norm else error).item()
+    return relative
 
 
 def moved_bytes(problem: Problem, *, backward: bool = False) -> int:

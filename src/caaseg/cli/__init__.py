@@ -22,7 +22,7 @@ from caaseg.settings import Settings, did_you_mean, flat_fields, read_text, spel
 COMMANDS = {
     "caaseg": "demo evaluate predict export convert compare conflicts app recipes train reproduce flops data benchmark",
     "caaseg data": "list init import prepare check show",
-    "caaseg benchmark": "attention model heads loader evaluation train all",
+    "caaseg benchmark": "attention model heads cpu loader evaluation train all",
 }
 """`caaseg data list` is the function `data_list` of the module `caaseg.cli.data`, imported when the command is used."""
 

@@ -220,34 +220,43 @@ class TimmBackbone(Backbone):
     def freeze_stages(self, number: int) -> None:
         """Do not train the first stages: neither their weights nor their batch norm statistics change any more."""
         layers = self.layers(coarse=True, option="frozen_stages")
-        stages = max((layer for layer in layers.ids.values() if layer < layers.head), default=0)
-        if number > stages:
-            raise CaasegError(f"frozen_stages is {number}, but backbone {self.name} has {stages}; use fewer")
-        self.frozen_names = frozenset(name for name, layer in layers.ids.items() if number and layer <= number)
+        if number > max(layers.values()):
+            raise CaasegError(
+                f"frozen_stages is {number}, but backbone {self.name} has {max(layers.values())} stages; use fewer"
+            )
+        self.frozen_names = frozenset(name for name, layer in layers.items() if number and layer <= number)
         for name, parameter in self.net.named_parameters():
             parameter.requires_grad_(name not in self.frozen_names | self.layout.unused)
         self.train(self.training)
 
-    def layers(self, *, coarse: bool, option: str) -> "Layers":
-        """Return timm's numbers of the layers that the parameters belong to, from 0 for the stem.
+    def layers(self, *, coarse: bool, option: str) -> dict[str, int]:
+        """Return the layer of each parameter of `net`, from 0 for the stem, as timm numbers them.
+
+        A parameter that timm does not number, such as a downsampling between stages, is in the layer before it.
 
         Args:
             coarse: number stages instead of blocks, where the network has stages.
             option: setting that needs them, for the error message.
         """
         whole = classifier_on_meta(self.name)
-        if not hasattr(whole, "group_matcher"):
+        ours = dict(self.net.named_parameters())
+        theirs: dict[Any, str] = {name_in_network(name, ours): name for name, _ in whole.named_parameters()}
+        pairs = [(theirs.get(name, str(name)), None) for name in ours]
+        numbers: dict[str, int] = {}
+        if hasattr(whole, "group_matcher"):
+            matcher = whole.group_matcher(coarse=coarse)
+            numbers = group_with_matcher(iter([*pairs, (UNMATCHED, None)]), matcher, reverse=True)
+        found, layer = {}, 0
+        for (timm_name, _), name in zip(pairs, ours, strict=True):
+            number = numbers.get(timm_name, 0)
+            layer = layer if number == numbers.get(UNMATCHED) else number
+            found[name] = layer
+        if not layer:
             raise CaasegError(
                 f"backbone {self.name}: timm does not number its layers, which {option} needs; leave it out, or use "
                 "another backbone"
             )
-        ours = dict(self.net.named_parameters())
-        theirs = {name_in_network(name, ours): name for name, _ in whole.named_parameters()}
-        names = {name: theirs.get(name, name) for name in ours}
-        pairs = [(name, None) for name in {*names.values(), *theirs.values(), UNMATCHED}]
-        ids = group_with_matcher(iter(pairs), whole.group_matcher(coarse=coarse), reverse=True)
-        used = {name: ids[timm_name] for name, timm_name in names.items()}
-        return Layers(used, min(ids[UNMATCHED], max(used.values()) + 1))
+        return found
 
     def names_without_weight_decay(self) -> set[str]:
         """Return the names of the parameters that timm trains without weight decay, such as position embeddings."""
@@ -263,41 +272,66 @@ class TimmBackbone(Backbone):
         recomputed.
         """
         inner = [module for module in self.net.modules() if module is not self.net and hasattr(module, FLAG)]
-        wrapped = [self.net] if hasattr(self.net, FLAG) else []
-        if self.split_first_stage or not (inner or wrapped):
-            raise CaasegError(
-                f"backbone {self.name}{' of the authors' if self.split_first_stage else ''} does not support "
-                "gradient_checkpointing; leave it out, or use another backbone"
-            )
-        for module in inner or wrapped:
+        for module in inner or [self.net]:
             setattr(module, FLAG, True)
+        for module in self.net.children():
+            if hasattr(module, "inplace"):  # an activation between checkpoints, which would change a stored input
+                module.inplace = False
+        reason = self._why_not_recomputed()
+        if reason is not None:
+            raise CaasegError(
+                f"backbone {self.name} does not support gradient_checkpointing ({reason}); leave it out, or use "
+                "another backbone"
+            )
         for module in self.net.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.register_forward_pre_hook(_stop_tracking)
                 module.register_forward_hook(_resume_tracking, always_call=True)
+
+    def _why_not_recomputed(self) -> str | None:
+        """Return None if a backward pass of a small image computes modules again, or the reason why it does not."""
+        weights = [weight for weight in self.parameters() if weight.requires_grad]
+        if not weights:
+            return "no weight is trained"
+        recomputed: set[bool] = set()
+        hooks = [
+            module.register_forward_pre_hook(lambda *_: recomputed.add(_is_in_backward()))
+            for module in self.net.modules()
+        ]
+        mode = self.training
+        self.eval()  # batch norm statistics do not change
+        try:
+            images = weights[0].new_zeros(1, 3, *2 * [max(self.layout.multiple, max(self.level_strides))])
+            torch.autograd.grad(self(images).coarse.sum(), weights, allow_unused=True)
+        except RuntimeError as error:
+            return str(error).splitlines()[0]
+        finally:
+            self.train(mode)
+            for hook in hooks:
+                hook.remove()
+        return None if True in recomputed else "timm does not recompute any of its modules"
 
 
 FLAG = "grad_checkpointing"  # attribute of timm's modules
 UNMATCHED = "-"  # the name of no layer: timm counts it to the classifier
 
 
-class Layers(NamedTuple):
-    """Numbers of the layers of a network."""
-
-    ids: dict[str, int]  # parameter name -> layer, from 0 for the stem
-    head: int  # number of the classifier: that of the last layer plus 1
+def _is_in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def _stop_tracking(norm: Any, _: Any) -> None:
-    """Before batch norm: use the batch statistics without storing them if this is a recomputation."""
-    norm.is_recomputed = norm.track_running_stats and torch._C._current_graph_task_id() != -1
+    """Before batch norm is recomputed: do not change its statistics, which the first computation has updated."""
+    norm.is_recomputed = norm.training and _is_in_backward()
     if norm.is_recomputed:
-        norm.track_running_stats = False
+        norm.own_momentum, norm.momentum = norm.momentum, 0.0
 
 
 def _resume_tracking(norm: Any, _: Any, __: Any) -> None:
     if norm.is_recomputed:
-        norm.track_running_stats = True
+        norm.momentum = norm.own_momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.sub_(1)
 
 
 def unused_names(backbone: TimmBackbone) -> set[str]:

@@ -5,6 +5,7 @@ size only, some round sizes down. So a network is run once on the meta device, w
 """
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -109,7 +110,7 @@ def supported_strides(name: str, stages: int | None = None) -> list[int]:
 
 def _find_layout(name: str, output_stride: int | None, stages: int | None) -> Layout | str:
     """Return the layout with a stride, or the reason why there is none."""
-    dilated = () if output_stride is None else ({"output_stride": output_stride},)
+    dilated = () if output_stride in (None, max(OUTPUT_STRIDES)) else ({"output_stride": output_stride},)
     reasons = []
     for arguments in (*dilated, *ANY_SIZE):
         found = _measure(name, tuple(arguments.items()), stages)
@@ -226,8 +227,11 @@ def create_network(name: str, found: Layout, stages: int | None, *, drop_path: f
         ) from error
     for key, parameter in net.named_parameters():
         parameter.requires_grad_(key not in found.unused)  # distributed training expects gradients of all others
-    if drop_path and not any(isinstance(module, DropPath) and module.drop_prob for module in net.modules()):
+    drops = [module for module in net.modules() if isinstance(module, DropPath)]
+    if drop_path and not any(module.drop_prob for module in drops):
         raise _no_drop_path(name)
+    for module in () if drop_path else drops:
+        module.drop_prob = 0.0  # Swin and others have another default
     return net
 
 
@@ -300,3 +304,13 @@ def name_in_network(name: str, ours: Mapping[str, Any]) -> str:
     """
     candidates = (name, name.replace(".", "_", 1), f"model.{name}", f"body.{name}")
     return next((candidate for candidate in candidates if candidate in ours), name)
+
+
+def convert_weights(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights in the naming of a network's authors, such as DINOv2's, in timm's naming if timm knows both."""
+    whole = classifier_on_meta(name)
+    convert = getattr(sys.modules[type(whole).__module__], "checkpoint_filter_fn", None)
+    try:
+        return dict(tensors) if convert is None else convert(dict(tensors), whole)
+    except Exception:  # of weights that are not for this network, many types
+        return dict(tensors)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from caaseg.errors import CaasegError
 from caaseg.models.backbones import Backbone, TimmBackbone, unused_names
-from caaseg.models.timm_networks import name_in_network
+from caaseg.models.timm_networks import convert_weights, name_in_network
 
 PYTORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -136,15 +136,25 @@ def _listed(problem: str, names: list[str]) -> str:
 
 
 def load_backbone_weights(backbone: Backbone, path: Path) -> None:
-    """Load backbone weights in timm or torchvision naming; a classifier and unused stages in the file are ignored."""
+    """Load backbone weights in timm or torchvision naming, or in that of a network's authors if timm converts it.
+
+    A classifier and unused stages in the file are ignored.
+    """
     if not isinstance(backbone, TimmBackbone):
         raise CaasegError(f"{path}: only timm backbones are loaded from a file, not {type(backbone).__name__}")
-    ours = backbone.net.state_dict()
-    unused = unused_names(backbone)
-    fitting = {name_in_network(name, ours): t for name, t in read_tensors(path).items() if name not in unused}
-    for name, counter in ours.items():  # missing in files of old torch versions
-        if name.endswith("num_batches_tracked"):
-            fitting.setdefault(name, counter)
+    tensors = read_tensors(path)
+    fitting = _named_as_ours(backbone, tensors)
+    if fitting.keys() != backbone.net.state_dict().keys():
+        converted = _named_as_ours(backbone, convert_weights(backbone.name, tensors))
+        fitting = converted if converted.keys() == backbone.net.state_dict().keys() else fitting
     check_fits(backbone.net, fitting, str(path))
     check_finite(fitting, str(path), "download it again")
     backbone.net.load_state_dict(fitting)
+
+
+def _named_as_ours(backbone: TimmBackbone, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors by their names in the backbone's network, without those that it does not use."""
+    ours, unused = backbone.net.state_dict(), unused_names(backbone)
+    counters = {name: tensor for name, tensor in ours.items() if name.endswith("num_batches_tracked")}
+    renamed = {name_in_network(name, ours): tensor for name, tensor in tensors.items() if name not in unused}
+    return counters | renamed  # files of old torch versions have no counters

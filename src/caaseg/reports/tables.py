@@ -9,6 +9,7 @@ from rich.text import Text
 
 from caaseg.analysis.flops import GIGA, Count, PaperRow
 from caaseg.benchmarks.attention import Measurement
+from caaseg.benchmarks.cpu import Timing
 from caaseg.benchmarks.heads import RATIOS, HeadCosts, geometric_means, ratios
 from caaseg.benchmarks.loader import Speed
 from caaseg.benchmarks.model import ModelCost
@@ -186,6 +187,15 @@ def head_cost_tables(costs: HeadCosts) -> Iterator[Table]:
             table.add_row(head, *(_number(found.get(name)) for name in RATIOS), end_section=head == list(by_head)[-1])
         table.add_row("geometric mean", *(_number(means[mode].get(name)) for name in RATIOS))
         yield table
+
+
+def cpu_table(timings: Sequence[Timing]) -> Table:
+    """Return a table with one row per model and form: inference of one image on a CPU."""
+    table = _table("Inference of one image", "model", "form", "fastest\nms", "median\nms", "images/s")
+    for timing in timings:
+        times = (f"{1000 * timing.seconds:,.1f}", f"{1000 * timing.median_s:,.1f}", _number(timing.images_per_second))
+        table.add_row(timing.model, timing.form, *times)
+    return table
 
 
 def flops_table(counted: Count) -> Table:

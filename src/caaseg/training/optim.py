@@ -7,28 +7,58 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from caaseg.config import OptimizerRecipe
+from caaseg.errors import CaasegError
+from caaseg.models.backbones import TimmBackbone
 
 logger = logging.getLogger(__name__)
 
 
+BACKBONE, NETWORK = "backbone.", "backbone.net."
+"""Prefixes of parameter names: of the backbone, and of the timm network in it."""
+
+
 def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, fused: bool = False) -> Optimizer:
-    """Create SGD or AdamW. Weight decay applies to kernels only; parameters outside the backbone have an LR factor."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
+    """Create SGD or AdamW.
+
+    Weight decay applies to kernels only, and not to position embeddings and tokens. Parameters outside the backbone
+    have a learning rate factor; those of the backbone have one per layer.
+    """
+    factors, not_decayed = _layer_factors(model, recipe.layer_decay), _names_without_weight_decay(model)
+    groups: dict[tuple[bool, bool, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        groups.setdefault((name.startswith("backbone."), parameter.ndim > 1), []).append(parameter)
+        in_backbone, is_kernel = name.startswith(BACKBONE), parameter.ndim > 1 and name not in not_decayed
+        factor = factors.get(name, 1.0) if in_backbone else recipe.head_lr_factor
+        groups.setdefault((in_backbone, is_kernel, factor), []).append(parameter)
     settings = [
         {
             "params": parameters,
             "weight_decay": recipe.weight_decay if is_kernel and (recipe.decay_backbone or not in_backbone) else 0.0,
-            "factor": 1.0 if in_backbone else recipe.head_lr_factor,
+            "factor": factor,
         }
-        for (in_backbone, is_kernel), parameters in groups.items()
+        for (in_backbone, is_kernel, factor), parameters in groups.items()
     ]
     if recipe.name == "adamw":
         return AdamW(settings, lr=recipe.lr, fused=fused)
     return SGD(settings, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
+
+
+def _layer_factors(model: nn.Module, decay: float) -> dict[str, float]:
+    """Return the learning rate factors of the backbone: decay ** (number of layers up to the head)."""
+    if decay == 1:
+        return {}
+    if not isinstance(model.backbone, TimmBackbone):
+        raise CaasegError(f"optimizer.layer_decay is {decay}, but needs a timm backbone; use 1")
+    layers = model.backbone.layers(coarse=False, option="optimizer.layer_decay")
+    head = max(layers.values()) + 1
+    return {NETWORK + name: decay ** (head - layer) for name, layer in layers.items()}
+
+
+def _names_without_weight_decay(model: nn.Module) -> set[str]:
+    backbone = getattr(model, "backbone", None)
+    names = backbone.names_without_weight_decay() if isinstance(backbone, TimmBackbone) else ()
+    return {NETWORK + name for name in names}
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

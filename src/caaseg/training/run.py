@@ -41,6 +41,7 @@ from caaseg.training.setup import (
     build_model,
     check_classes_of,
     deterministic_algorithms,
+    freeze,
     is_batch_norm_synchronized,
     is_first_rank,
     make_fabric,
@@ -49,6 +50,7 @@ from caaseg.training.setup import (
     resolve_processes,
     set_batch_norm_momentum,
     synchronize_batch_norm,
+    timm_backbone,
     training_size,
 )
 from caaseg.training.step_log import Progress
@@ -103,8 +105,7 @@ def train(
             resumed = {} if state is None else state.get("config", {})
             weights_license = resumed.get("license") if initial is None else initial.config.license
             model = model or build_model(recipe, train_data, initial, sides, weights_license)
-            if recipe.model.freeze_backbone:
-                model.backbone.requires_grad_(False)
+            freeze(model, recipe.model)
             identity = {
                 "config": model.config.as_dict(),
                 "recipe": recipe.as_dict(),
@@ -124,6 +125,8 @@ def train(
         if is_batch_norm_synchronized(recipe, processes):
             model = synchronize_batch_norm(model)
         set_batch_norm_momentum(model, recipe.batch_norm_momentum)
+        if recipe.model.gradient_checkpointing:
+            timm_backbone(model, "model.gradient_checkpointing").checkpoint_gradients()
         if limit is not None:
             train_data = ResizedDataset(train_data, limit)
         if recipe.data.cache:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from caaseg.config import Architecture, ModelConfig, Recipe
+from caaseg.config import Architecture, ModelConfig, ModelRecipe, Recipe
 from caaseg.data.catalogue import find, open_dataset
 from caaseg.data.resized import short_sides
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import environment_integer
 from caaseg.models import Segmenter
+from caaseg.models.backbones import TimmBackbone
 from caaseg.models.heads import resolve_head
 from caaseg.models.saving import CLASSIFIERS
 from caaseg.models.weights import check_fits, load_backbone_weights
@@ -214,12 +215,28 @@ def build_model(
     # A head named by a saved model is never executed from a file: `other` was loaded with its class.
     has_head = other is not None and other.config.head == config.head
     head = type(other.head) if other is not None and has_head else resolve_head(config.head)
-    model = Segmenter(config, head=head, hub_weights=pretrained is True and other is None)
+    hub_weights = pretrained is True and other is None
+    model = Segmenter(config, head=head, hub_weights=hub_weights, drop_path=recipe.model.drop_path)
     if other is not None:
         copy_weights(other, model, str(recipe.init_from))
     elif not isinstance(pretrained, bool):
         load_backbone_weights(model.backbone, Path(pretrained))
     return model
+
+
+def freeze(model: Segmenter, recipe: ModelRecipe) -> None:
+    """Freeze the backbone, or its first stages, as a recipe sets."""
+    if recipe.frozen_stages:
+        timm_backbone(model, "model.frozen_stages").freeze_stages(recipe.frozen_stages)
+    if recipe.freeze_backbone:
+        model.backbone.requires_grad_(False)
+
+
+def timm_backbone(model: Segmenter, option: str) -> TimmBackbone:
+    """Return the backbone of a model, or raise CaasegError if it is not a timm network, which an option needs."""
+    if not isinstance(model.backbone, TimmBackbone):
+        raise CaasegError(f"{option} is set, but needs a timm backbone; leave it out")
+    return model.backbone
 
 
 def copy_weights(source: Segmenter, target: Segmenter, name: str) -> None:
