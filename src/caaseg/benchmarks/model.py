@@ -157,7 +157,7 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
     network: Any = model
     if isinstance(model, Segmenter):
         network = model.coarse
-        if device.type == "cuda" and mode not in ("compiled", "plain"):
+        if device.type == "cuda" and mode not in ("compiled", "regional", "plain"):
             fuse_batch_norm(model)
         if mode == "captured":
             network = capture_coarse(model, images, autocast)
