@@ -27,6 +27,8 @@ COMMANDS = [
     ("demo --help", 0),
     ("recipes --help", 0),
     ("recipes", 0),
+    ("models", 0),
+    ("models --help", 0),
     ("reproduce --help", 0),
     ("benchmark attention --devise cpu", 2),
     ("app my-model --prot 80", 2),

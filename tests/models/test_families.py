@@ -1,7 +1,8 @@
 """Families of timm backbones: supported or refused with a reason, never at another stride than the requested one."""
 
 import re
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -10,8 +11,11 @@ from torch import Tensor
 from caaseg.config import OutputStride
 from caaseg.errors import CaasegError
 from caaseg.models.backbones import TimmBackbone
+from caaseg.models.export import export_model
+from caaseg.models.onnx import OnnxModel
+from caaseg.models.saving import load_model
 from caaseg.models.timm_networks import layout, supported_strides
-from tests.small_models import small_model
+from tests.small_models import small_model, with_statistics
 
 
 class Family(NamedTuple):
@@ -114,3 +118,34 @@ def test_images_of_any_size_have_feature_maps_of_the_right_size_and_train_all_we
     smallest: Tensor = model.eval()(torch.randn(1, 3, 1, 1)).logits
     assert smallest.shape == (1, 5, 1, 1)
     assert smallest.isfinite().all()
+
+
+EXPORTED: dict[str, dict[str, Any]] = {
+    "test_vit": {},  # position embeddings that are interpolated
+    "vit_small_patch14_dinov2": {"neck": "resize", "output_stride": 8},
+    "vit_tiny_patch16_dinov3_qkvb": {"neck": "sfp", "output_stride": 8},  # rotary position embeddings
+    "swin_tiny_patch4_window7_224": {"neck": "resize", "output_stride": 8},
+    "test_convnext": {"neck": "jpu", "output_stride": 8},
+    "efficientvit_b0": {"neck": "resize"},
+    "hrnet_w18_small": {"neck": "resize", "output_stride": 8},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["caa", "fcn"])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_models_are_saved_loaded_folded_and_exported(name: str, head: str, tmp_path: Path) -> None:
+    model = with_statistics(small_model(head, backbone=name, bottleneck_channels=8, **EXPORTED[name]))
+    images = torch.randint(0, 256, (2, 3, *SIZE)).float()
+    normalized = (images - torch.tensor(model.backbone.mean).view(3, 1, 1) * 255) / (
+        torch.tensor(model.backbone.std).view(3, 1, 1) * 255
+    )
+    with torch.no_grad():
+        expected = model(normalized).logits
+        folded = model.for_inference()(normalized).logits
+    torch.testing.assert_close(folded, expected, rtol=1e-3, atol=1e-5)
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        assert torch.equal(load_model(tmp_path / "model")(normalized).logits, expected)
+    export_model(model, tmp_path / "model.onnx")  # compares the file with the model at ten random sizes
+    torch.testing.assert_close(OnnxModel(tmp_path / "model.onnx")(images), expected, rtol=1e-3, atol=1e-5)

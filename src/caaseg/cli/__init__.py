@@ -20,7 +20,8 @@ from caaseg.recipes import load_recipe
 from caaseg.settings import Settings, did_you_mean, flat_fields, read_text, spelled, split_options
 
 COMMANDS = {
-    "caaseg": "demo evaluate predict export convert compare conflicts app recipes train reproduce flops data benchmark",
+    "caaseg": "demo evaluate predict export convert compare conflicts app recipes train reproduce models flops data "
+    "benchmark",
     "caaseg data": "list init import prepare check show",
     "caaseg benchmark": "attention model heads cpu loader evaluation train all",
 }

@@ -26,7 +26,7 @@ def flops(
     Args:
         head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
             deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet, ocr, or file.py:Class.
-        backbone: a timm model that supports features_only and output_stride.
+        backbone: a timm model; caaseg models lists them.
         output_stride: output stride of the backbone.
         size: height and width of the image.
         num_classes: number of classes.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from caaseg.config import NeckName
 from caaseg.errors import CaasegError
+from caaseg.models.families import weights_of
 from caaseg.torchvision_compat import declare_missing_operators
 
 declare_missing_operators()  # timm imports torchvision: import its classes from this module
@@ -106,6 +107,29 @@ def layout(name: str, output_stride: int | None, stages: int | None = None) -> L
 def supported_strides(name: str, stages: int | None = None) -> list[int]:
     """Return the output strides that a network has without a neck."""
     return [stride for stride in OUTPUT_STRIDES if isinstance(_find_layout(name, stride, stages), Layout)]
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Return strides, necks, parameters and weights of a timm model as JSON values; `reason` if it cannot be used."""
+    found = _find_layout(name, None, None)
+    usable = isinstance(found, Layout)
+    tags = timm.list_pretrained(f"{name.partition('.')[0]}.*")
+    return {
+        "name": name,
+        "parameters": sum(weight.numel() for weight in network_on_meta(name, None).parameters()) if usable else None,
+        "strides": list(dict.fromkeys(found.level_strides)) if isinstance(found, Layout) else [],
+        "output_strides": supported_strides(name) if usable else [],
+        "necks": list(found.necks) if isinstance(found, Layout) else [],
+        "reason": found if isinstance(found, str) else None,
+        "weights": [weights_of(tag, getattr(timm.get_pretrained_cfg(tag), "license", None)) for tag in tags],
+    }
+
+
+def model_names(pattern: str) -> list[str]:
+    """Return the names of timm models without tags that match a pattern or contain it."""
+    name = pattern.partition(".")[0]
+    names: list[str] = timm.list_models(name if {"*", "?"} & set(name) else f"*{name}*")
+    return [name] if name in names else names
 
 
 def _find_layout(name: str, output_stride: int | None, stages: int | None) -> Layout | str:
