@@ -31,7 +31,7 @@ from caaseg import cli
 from caaseg.errors import CaasegError
 from caaseg.recipes import load_recipe
 from tests.data import exports
-from tests.reader_files import model_and_photos, sample_photo
+from tests.reader_files import model_and_calibration_photos, model_and_photos, sample_photo
 from tests.training.small import images_and_masks
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in
 LINKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 SHAPES = re.compile(r"^([\w.]+)(?: = .*?)?\s+# (\([\d, ]+\))", re.MULTILINE)
 PREPARATIONS: dict[str, Callable[[], object]] = {
-    "deployment.md": model_and_photos,
+    "deployment.md": model_and_calibration_photos,
     "fine-tuning.md": lambda: images_and_masks(Path("my-data")),
     "get-started.md": sample_photo,
     "label-imports.md": lambda: exports.coco(Path("coco-export")),
