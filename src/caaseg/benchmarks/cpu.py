@@ -189,7 +189,7 @@ def ratios(timings: list[Timing]) -> dict[str, float]:
 def instructions() -> list[str]:
     """Return the processor's instructions for products of 8-bit integers; empty if unknown."""
     try:
-        flags = Path("/proc/cpuinfo").read_text().split()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     except OSError:
         return []
     return [name for name in ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8") if name in flags]
