@@ -35,7 +35,7 @@ def test_every_command_and_option_is_in_the_reference() -> None:
 
 
 def test_recipe_values_recipes_and_datasets_are_in_the_reference() -> None:
-    assert "| `model.output_stride` | `16` | Output stride of the backbone. |" in recipe_values()
+    assert "| `model.output_stride` | `16` | Stride of the features that the head reads. |" in recipe_values()
     assert "`camvid/caa_resnet18`" in recipe_list()
     assert "`table1/caa_gate3x128`" in recipe_list()
     assert "| `camvid` | CamVid, SegNet split | 11 |" in dataset_list()
