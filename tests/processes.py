@@ -6,9 +6,14 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch.distributed as dist
 
 from caaseg.cli import main
+from caaseg.training.ranks import RANK_TIMEOUT
 
 
 def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
@@ -45,5 +50,15 @@ def run_ranks(function: Callable[..., object], *arguments: object) -> list[int |
 def _run_rank(rank: str, port: str, function: Callable[..., object], *arguments: object) -> None:
     os.environ.update(RANK=rank, LOCAL_RANK=rank, GROUP_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, TORCHELASTIC_RUN_ID="test")
-    warnings.simplefilter("default")  # pytest makes them errors, but DDP warns about strides
     function(*arguments)
+
+
+def shorten_rank_timeout(seconds: float) -> None:
+    """Make torch end a rank of this process after a few seconds without an answer of the others, not after minutes."""
+    init_process_group = dist.init_process_group
+
+    def init(*arguments: Any, **options: Any) -> None:
+        assert options["timeout"] == RANK_TIMEOUT
+        init_process_group(*arguments, **{**options, "timeout": timedelta(seconds=seconds)})
+
+    dist.init_process_group = init

@@ -23,6 +23,14 @@ def model_and_photos() -> None:
     Image.linear_gradient("L").resize((90, 70)).save("photos/a.jpg")
 
 
+def model_and_calibration_photos() -> None:
+    """Write the model `my-model` and the directories `photos` and `more-photos`, the latter for calibration."""
+    model_and_photos()
+    Path("more-photos").mkdir()
+    for k in range(8):
+        Image.linear_gradient("L").rotate(20 * k).resize((90, 70)).save(f"more-photos/{k}.jpg")
+
+
 def sample_photo() -> None:
     """Link the sample photo at its path in a clone."""
     here = Path("src/caaseg/shipped")

@@ -161,7 +161,7 @@ def test_a_pixel_has_its_attention_and_the_places_it_attends_to(open_app: Open, 
 
 
 class HeadWithoutAttention(FCNHead):
-    """A custom head that declares nothing about itself."""
+    """A custom head that does not describe its attention."""
 
     without_attention = Head.without_attention
 
@@ -194,7 +194,7 @@ def test_a_head_shows_lines_and_gates_only_if_it_has_them(
         )
 
 
-def test_a_file_that_is_no_image_gets_a_message_with_its_own_name(
+def test_a_file_that_is_not_an_image_gets_a_message_with_its_own_name(
     open_app: Open, model: Segmenter, tmp_path: Path
 ) -> None:
     client = open_app(model)
@@ -229,9 +229,9 @@ def test_bad_values_in_requests_get_a_message(open_app: Open, model: Segmenter) 
     photo = client.get("/api/page").json()["photo"]["id"]
     for address, message in [
         (f"{photo}/models/0?size=0", "size is '0'; expected auto, native, or a short side of 1 to 4096 pixels"),
-        (f"{photo}/models/1", "model 1 is not open; expected 0 to 0"),
-        (f"{photo}/models/0/pixel?row=x&column=1", "row is 'x'; expected a number of 0 to 1048576"),
-        (f"{photo}/models/0/overlay.jpg?opacity=101", "opacity is '101'; expected a number of 0 to 100"),
+        (f"{photo}/models/1", "there is no model 1; expected 0 to 0"),
+        (f"{photo}/models/0/pixel?row=x&column=1", "row is 'x'; expected a number from 0 to 1048576"),
+        (f"{photo}/models/0/overlay.jpg?opacity=101", "opacity is '101'; expected a number from 0 to 100"),
         ("gone/models/0", "The photo is no longer stored; add it again."),
     ]:
         answer = client.get(f"/api/photos/{address}")
@@ -239,7 +239,7 @@ def test_bad_values_in_requests_get_a_message(open_app: Open, model: Segmenter) 
         assert answer.json() == {"message": message}
 
 
-def test_the_photo_used_longest_ago_is_deleted_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_photo_is_deleted_first(tmp_path: Path) -> None:
     photos = Photos(tmp_path, max_photos=3)
 
     def stored(name: str, **options: bool) -> str:

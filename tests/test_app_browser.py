@@ -1,4 +1,4 @@
-"""The page of `caaseg app` in a browser, wide and narrow, with no network but this machine; and the app under load."""
+"""The page of `caaseg app` in a browser, wide and narrow, without any other network access; and the app under load."""
 
 import io
 import json
@@ -39,7 +39,7 @@ pytest.importorskip("uvicorn", reason="uvicorn is not installed")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
 QUIET = ("--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
-PATIENCE_MS = 30_000  # for a busy machine; nothing waits so long that goes well
+PATIENCE_MS = 30_000  # timeout on a busy machine; a passing test does not wait this long
 CLASSES = ("thing", "stuff", "sky", "<b>bold</b>", "sea", "tree")
 
 needs_browser = pytest.mark.skipif(BROWSER is None, reason=f"no browser: none of {', '.join(NAMES)} is installed")
@@ -261,7 +261,7 @@ def test_the_size_of_the_prediction_is_chosen(open_page: Open, width: int) -> No
 
 @needs_browser
 @widths
-def test_several_photos_are_a_gallery_and_files_that_are_none_get_messages(
+def test_several_photos_are_a_gallery_and_files_that_are_not_photos_get_messages(
     open_page: Open, tmp_path: Path, width: int
 ) -> None:
     from playwright.sync_api import expect

@@ -78,7 +78,7 @@ def test_a_size_is_two_integers_or_one_text(size: Any) -> None:
     ("part", "options", "message"),
     [
         (Architecture, {"head": "caaa"}, "head is 'caaa'; expected fcn, axial, axial_se, caa, "),
-        (Architecture, {"head": "caaa"}, "danet, or file.py:Class; did you mean caa?"),
+        (Architecture, {"head": "caaa"}, "or file.py:Class; did you mean caa?"),
         (Architecture, {"output_stride": 4}, "output_stride is 4; expected 8, 16 or 32"),
         (Architecture, {"resnet_variant": "x"}, "resnet_variant is 'x'; expected 'standard' or 'authors'"),
         (Architecture, {"channels": 0}, "channels is 0; expected greater than or equal to 1"),

@@ -16,7 +16,6 @@ import torch
 
 from caaseg.api import train
 from caaseg.cli import main
-from caaseg.config import Recipe
 from caaseg.demo import RECIPES, run_demo, train_in_process
 from caaseg.recipes import load_recipe, recipe_text
 from tests.training.small import small_recipe
@@ -45,40 +44,36 @@ def check_page(out: Path, numbers: dict[str, Any], images: int) -> None:
     assert re.findall(r'<(?:img|link|script)[^>]*(?:src|href)="(?!data:)', page) == []
 
 
-@pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Recipe]:
-    """Recipes of milliseconds instead of the demo's."""
-    recipes = {"FCN": small_recipe("--model.head", "fcn"), "CAA": small_recipe("--model.head", "caa")}
-    for name, recipe in recipes.items():
-        (tmp_path / f"{name}.yaml").write_text(recipe_text(recipe))
-        monkeypatch.setitem(RECIPES, name, str(tmp_path / f"{name}.yaml"))
-    return recipes
-
-
-def test_the_command_writes_a_page_and_does_not_repeat_finished_work(
-    small: dict[str, Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_demo_writes_a_page_and_does_not_repeat_finished_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "demo"
-    for name, recipe in small.items():  # in this process, which has imported torch
-        train(recipe, out / name.lower(), device="cpu")
-    arguments = ["demo", "--out", str(out), "--device", "cpu"]
-    assert main([*arguments, "--json", str(tmp_path / "numbers.json")]) == 0
-    printed = capsys.readouterr().out
-    assert f"report: {out / 'report.html'}" in printed
-    assert "training for" not in printed
-    numbers = json.loads((tmp_path / "numbers.json").read_text())
+    out, messages, recipes = tmp_path / "demo", list[str](), dict[str, str]()
+    for name in ("FCN", "CAA"):
+        recipe = small_recipe("--model.head", name.lower())
+        (tmp_path / f"{name}.yaml").write_text(recipe_text(recipe))
+        recipes[name] = str(tmp_path / f"{name}.yaml")
+        train(recipe, out / name.lower(), device="cpu")  # in this process, which has imported torch
+    numbers = run_demo(out, recipes=recipes, device="cpu", log=messages.append)
+    assert numbers is not None
+    assert [message for message in messages if "training for" in message] == []
     check_page(out, numbers, images=6)
 
     written = (out / "report.html").stat().st_mtime_ns
-    assert main([*arguments, "--json", str(tmp_path / "again.json")]) == 0
-    assert "already finished" in capsys.readouterr().out
-    assert json.loads((tmp_path / "again.json").read_text()) == numbers
+    assert run_demo(out, recipes=recipes, device="cpu", log=messages.append) == numbers
+    assert messages[-1] == "already finished"
+
+    for name, shipped in RECIPES.items():  # as if the recipes of the demo had given these results
+        (out / name.lower() / "recipe.yaml").write_text(recipe_text(load_recipe(shipped)))
+    capsys.readouterr()
+    assert main(["demo", "--out", str(out), "--device", "cpu", "--json", str(tmp_path / "numbers.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "already finished" in printed
+    assert f"report: {out / 'report.html'}" in printed
+    assert json.loads((tmp_path / "numbers.json").read_text()) == numbers
     assert (out / "report.html").stat().st_mtime_ns == written
 
 
-def test_the_shipped_model_is_in_the_report_before_the_training(
-    small: dict[str, Recipe], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_shipped_model_is_in_the_report_before_the_training(tmp_path: Path) -> None:
     class StoppedError(Exception):
         pass
 

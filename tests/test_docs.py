@@ -28,12 +28,10 @@ from PIL import Image
 from torch.distributed.run import get_args_parser
 
 from caaseg import cli
-from caaseg.data.datasets import scenes
 from caaseg.errors import CaasegError
-from caaseg.kernels import HAS_TRITON
 from caaseg.recipes import load_recipe
 from tests.data import exports
-from tests.reader_files import model_and_photos, sample_photo
+from tests.reader_files import model_and_calibration_photos, model_and_photos, sample_photo
 from tests.training.small import images_and_masks
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +40,7 @@ PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in
 LINKED = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 SHAPES = re.compile(r"^([\w.]+)(?: = .*?)?\s+# (\([\d, ]+\))", re.MULTILINE)
 PREPARATIONS: dict[str, Callable[[], object]] = {
-    "deployment.md": model_and_photos,
+    "deployment.md": model_and_calibration_photos,
     "fine-tuning.md": lambda: images_and_masks(Path("my-data")),
     "get-started.md": sample_photo,
     "label-imports.md": lambda: exports.coco(Path("coco-export")),
@@ -50,8 +48,8 @@ PREPARATIONS: dict[str, Callable[[], object]] = {
     "your-images.md": lambda: images_and_masks(Path("my-data")),
 }
 TAKE_LONG = (
-    *("datasets", "deployment", "determinism", "fine-tuning", "get-started", "label-imports", "models", "prediction"),
-    *("research", "run-directory", "the-block", "your-images"),
+    *("datasets", "deployment", "determinism", "extending", "fine-tuning", "get-started", "label-imports", "models"),
+    *("prediction", "research", "run-directory", "the-block", "your-images"),
 )
 OPTIONAL = "openvino"  # a package of a tutorial that nothing else needs
 
@@ -99,9 +97,6 @@ def test_commands_changes_and_imports_of_a_page_exist(page: Path, tmp_path: Path
 )
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if HAS_TRITON:
-        monkeypatch.setattr("caaseg.kernels.common.INTERPRETED", False)  # as for readers: no GPU kernels on the CPU
-    monkeypatch.setitem(scenes.LENGTHS, "val", 4)  # evaluation takes less time
     PREPARATIONS.get(page.name, lambda: None)()
     names: dict[str, Any] = {"__name__": page.stem}
     changed: Path | None = None
@@ -237,7 +232,8 @@ def test_commands_and_files_in_the_text_exist(page: Path) -> None:
 
 def test_quoted_messages_are_in_the_source() -> None:
     source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
-    quoted = re.findall(r"^\| `(.*?)` \|", (ROOT / "docs" / "your-images.md").read_text().partition("## When")[2], re.M)
+    table = (ROOT / "docs" / "your-images.md").read_text().partition("## Error messages")[2]
+    quoted = re.findall(r"^\| `(.*?)` \|", table, re.M)
     assert len(quoted) > 10
     for message in quoted:
         assert message in source, message

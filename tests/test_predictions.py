@@ -1,5 +1,6 @@
 """`caaseg predict`: what is written, what is skipped, what is said; damaged files, several processes, a huge image."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -7,10 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import numpy as np
 import pytest
@@ -22,8 +21,7 @@ from torch import Tensor, nn
 import caaseg
 from caaseg.cli import main
 from caaseg.config import ModelConfig
-from caaseg.data.catalogue import DATASETS
-from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.catalogue import open_dataset
 from caaseg.data.decode import read_image
 from caaseg.data.inputs import InputImage, find_images
 from caaseg.data.labels import distinct_colors
@@ -36,6 +34,7 @@ from caaseg.predictions import PredictOptions, PredictTask, predict_images
 from caaseg.recipes import load_recipe
 from caaseg.training.run import train
 from tests.data.damage import encoded_images, mutated
+from tests.data.trees import folder_of_scenes
 from tests.locks import hold_lock
 from tests.processes import exit_with_command, run_ranks
 from tests.small_models import scene, varied_model
@@ -231,22 +230,22 @@ def test_a_repeated_command_predicts_only_missing_and_changed_images(
     model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert predict(model, "photos", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("3 predicted, 0 there already, 0 failed: out\n")
+    assert capsys.readouterr().out.startswith("3 predicted, 0 already done, 0 failed: out\n")
     first = results(cwd / "out")
     assert predict(model, "photos", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("0 predicted, 3 there already, 0 failed: out\n")
+    assert capsys.readouterr().out.startswith("0 predicted, 3 already done, 0 failed: out\n")
     assert results(cwd / "out") == first
 
     save(3, cwd / "photos/a/x.png")  # another picture of that name
     (cwd / "out/overlays/b/x.jpg").unlink()
     assert predict(model, "photos", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("2 predicted, 1 there already")
+    assert capsys.readouterr().out.startswith("2 predicted, 1 already done")
     expected = Predictor(load_model(model))(cwd / "photos/a/x.png")
     assert np.array_equal(values(cwd / "out/labels/a/x.png"), expected)
     assert results(cwd / "out")["labels/y.png"] == first["labels/y.png"]
 
     assert predict(model, "photos", "--out", "out", "--probabilities") == 0
-    assert capsys.readouterr().out.startswith("3 predicted, 0 there already")
+    assert capsys.readouterr().out.startswith("3 predicted, 0 already done")
     save(4, cwd / "photos/a/x.png")
     assert predict(model, "photos", "--out", "out") == 0
     assert not (cwd / "out/probabilities/a/x.npy").exists()  # they were another picture's
@@ -266,10 +265,10 @@ def test_the_content_of_an_image_file_decides_whether_it_is_predicted_again(
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     capsys.readouterr()
     assert predict(model, "photos/z.bmp", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("1 predicted, 0 there already")
+    assert capsys.readouterr().out.startswith("1 predicted, 0 already done")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000_000))
     assert predict(model, "photos/z.bmp", "--out", "out") == 0
-    assert capsys.readouterr().out.startswith("0 predicted, 1 there already")
+    assert capsys.readouterr().out.startswith("0 predicted, 1 already done")
 
 
 def test_results_that_are_not_requested_again_are_kept(model: Path, cwd: Path) -> None:
@@ -339,7 +338,7 @@ def test_names_with_markup_and_escape_sequences_are_printed_escaped(
     (cwd / "photos/a\x1b[2J\nb.png").write_text("not an image")
     assert predict(model, "photos", "--out", "[/]run\x1b[2J", "--json", "[/b].json") == 2
     captured = capsys.readouterr()
-    assert captured.out == "3 predicted, 0 there already, 1 failed: [/]run\\x1b[2J\nnumbers: [/b].json\n"
+    assert captured.out == "3 predicted, 0 already done, 1 failed: [/]run\\x1b[2J\nnumbers: [/b].json\n"
     assert captured.err.startswith("caaseg: photos/a\\x1b[2J\\nb.png: not an image")
     assert captured.err.count("\n") == 1
 
@@ -360,8 +359,8 @@ def test_bad_files_are_reported_and_the_other_images_are_predicted(
     assert predict(model, *arguments) == 2
     captured = capsys.readouterr()
     content = json.loads(captured.out)
-    assert "3 predicted, 0 there already, 3 failed: out" in captured.err
-    assert "left out, because they do not end as images do: 1" in captured.err
+    assert "3 predicted, 0 already done, 3 failed: out" in captured.err
+    assert "skipped files without the suffix of an image: 1" in captured.err
     assert re.search(r"^caaseg: photos/a/bad\.png: not an image in any of", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: photos/cut\.jpg: cannot be read as an image .*truncated", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: gone\.png: No such file or directory; expected an image", captured.err, re.MULTILINE)
@@ -393,7 +392,7 @@ def test_the_output_directory_may_be_inside_the_input_directory(
     model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for out in ("photos", "photos/results"):
-        for done in ("3 predicted, 0 there already", "0 predicted, 3 there already"):
+        for done in ("3 predicted, 0 already done", "0 predicted, 3 already done"):
             assert predict(model, "photos", "--out", out) == 0
             assert capsys.readouterr().out.startswith(done)
         shutil.rmtree(cwd / out / "labels")
@@ -440,21 +439,19 @@ def test_an_image_on_which_the_model_fails_does_not_stop_the_other_images(
 
 
 def test_a_full_disk_stops_the_command(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("this system has no /dev/full")
-    (cwd / "out/labels").mkdir(parents=True)
-    monkeypatch.setattr("caaseg.files.uuid.uuid4", lambda: UUID(int=0))  # so that the temporary path is known
-    # Keep the link that is put there.
-    monkeypatch.setattr("caaseg.prediction_directory.remove_stale_temporaries", lambda _: None)
-    (cwd / "out/labels/.y.000000000000.part.png").symlink_to("/dev/full")
+    def full(image: Image.Image, path: Path, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Image.Image, "save", full)
     task = PredictTask(
         model=LoadedModel(nn.Identity(), 3, None, distinct_colors(3), ""), options=PredictOptions(), out=cwd / "out"
     )
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as caught:
         predict_images(
             task, [InputImage(Path("photos/y.jpg"), Path("y")), InputImage(Path("photos/a/x.png"), Path("x"))]
         )
-    assert not (cwd / "out/labels/x.png").exists()
+    assert caught.value.filename == str(cwd / "out/overlays/y.jpg")
+    assert [path.name for path in (cwd / "out/metadata").iterdir()] == ["y.json"]  # it did not begin with x
 
 
 @pytest.mark.parametrize(
@@ -492,7 +489,7 @@ def command(model: Path, *arguments: str) -> list[str]:
 
 def check_shared_outcomes(cwd: Path, out: str, err: str) -> None:
     """Check the output of two processes that predicted three images and one bad file."""
-    assert out.count("3 predicted, 0 there already, 1 failed: out") == 1, err
+    assert out.count("3 predicted, 0 already done, 1 failed: out") == 1, err
     assert err.count("caaseg: photos/bad.png: not an image") == 1
     assert len(json.loads((cwd / "out.json").read_text())["pictures"]) == 4
     assert len(list((cwd / "out/labels").rglob("*.png"))) == 3
@@ -521,15 +518,15 @@ def test_the_tasks_of_a_slurm_array_write_the_files_of_one_process(
     for k in range(4):
         save(k, cwd / f"photos/{k}.png")
     assert predict(model, "photos", "--out", "whole") == 0
-    assert capsys.readouterr().out.startswith("7 predicted, 0 there already")
+    assert capsys.readouterr().out.startswith("7 predicted, 0 already done")
     for name, value in (("COUNT", 4), ("MIN", first), ("MAX", first + 3 * step), ("STEP", step)):
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", str(value))
     for task, number in enumerate((2, 2, 2, 1)):
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(first + task * step))
         assert predict(model, "photos", "--out", "parts") == 0
         printed = capsys.readouterr().out
-        assert printed.startswith(f"{number} predicted, 0 there already")
-        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images are its share\n")
+        assert printed.startswith(f"{number} predicted, 0 already done")
+        assert printed.endswith(f"SLURM array task {task + 1} of 4: {number} of 7 images\n")
     assert contents(cwd / "parts") == contents(cwd / "whole")
 
 
@@ -597,24 +594,18 @@ def test_an_image_locked_by_another_process_is_predicted_last(model: Path, cwd: 
         pytest.param("48x33", "0.5,1.0,1.25", False, marks=pytest.mark.slow),
     ],
 )
-def test_evaluate_scores_the_labels_that_predict_writes(
-    model: Path, cwd: Path, monkeypatch: pytest.MonkeyPatch, window: str | None, scales: str, flip: bool
-) -> None:
-    data = Scenes("val", length=3, size=(72, 96))
-    samples = [data[k] for k in range(3)]
-    scenes = replace(DATASETS["scenes"], open=lambda *_: data)
-    monkeypatch.setitem(DATASETS, "scenes", scenes)
+def test_evaluate_scores_the_labels_that_predict_writes(cwd: Path, window: str | None, scales: str, flip: bool) -> None:
+    images = folder_of_scenes(cwd / "data", 3, (72, 96))
+    data = open_dataset("folder", cwd / "data", "val")
     varied_model(len(data.classes)).save_pretrained(cwd / "scenes")
     options = ["--scales", scales, *(["--window", window] if window else []), *(["--flip"] if flip else [])]
-    arguments = ["--dataset", "scenes", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
+    arguments = ["--dataset", "folder", "--root", "data", "--device", "cpu", "--workers", "0", "--json", "scores.json"]
     assert main(["evaluate", "scenes", *arguments, *options]) == 0
 
-    for sample in samples:
-        Image.fromarray(sample.image.permute(1, 2, 0).numpy()).save(cwd / f"{sample.name}.png")
-    assert predict(cwd / "scenes", *(f"{sample.name}.png" for sample in samples), "--out", "out", *options) == 0
+    assert predict(cwd / "scenes", *map(str, images), "--out", "out", *options) == 0
     matrix = ConfusionMatrix(len(data.classes), torch.device("cpu"))
-    for sample in samples:
-        matrix.update(torch.from_numpy(values(cwd / f"out/labels/{sample.name}.png")).long(), sample.label)
+    for k in range(len(data)):
+        matrix.update(torch.from_numpy(values(cwd / f"out/labels/{data[k].name}.png")).long(), data[k].label)
     assert json.loads((cwd / "scores.json").read_text())["confusion"] == matrix.counts.tolist()
     assert (matrix.counts.sum(0) > 0).sum() > 3  # predicted classes
 

@@ -1,4 +1,4 @@
-"""Overlay videos: frames, times and legend, killed and repeated calls, smoothing, and files that are no videos."""
+"""Overlay videos: frames, times and legend, killed and repeated calls, smoothing, and files that are not videos."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_rotated_videos_are_upright(tmp_path: Path) -> None:
     assert torch.equal(turned.pixels, plain.pixels.rot90(1, (1, 2)))
 
 
-def test_files_that_are_no_videos_or_damaged_get_one_message(tmp_path: Path) -> None:
+def test_files_that_are_not_videos_or_damaged_get_one_message(tmp_path: Path) -> None:
     write_clip(tmp_path / "good.mp4", 80)
     write_clip(tmp_path / "fast.mp4", 80, faststart=True)
     write_clip(tmp_path / "good.mkv", 80)
@@ -169,7 +169,7 @@ def test_the_command_predicts_images_and_videos(
     arguments = ["predict", "model", "in", "--out", "out", "--device", "cpu", "--json", "out.json"]
     assert main(arguments) == 2
     captured = capsys.readouterr()
-    assert captured.out.startswith("2 predicted, 0 there already, 1 failed: out\nin/street.mp4: 3 frames, ")
+    assert captured.out.startswith("2 predicted, 0 already done, 1 failed: out\nin/street.mp4: 3 frames, ")
     assert "frames per second: out/overlays/street.mp4\n" in captured.out
     assert captured.err == (
         "caaseg: in/text.mov: cannot be read as a video (Invalid data found when processing input); replace the file, "
@@ -183,13 +183,13 @@ def test_the_command_predicts_images_and_videos(
 
     (tmp_path / "in/text.mov").unlink()
     assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith("0 predicted, 2 there already, 0 failed: out\n")
+    assert capsys.readouterr().out.startswith("0 predicted, 2 already done, 0 failed: out\n")
     Path("out/overlays/street.mp4").write_bytes(b"damaged")
     assert main(arguments) == 0
-    assert capsys.readouterr().out.startswith("1 predicted, 1 there already")
+    assert capsys.readouterr().out.startswith("1 predicted, 1 already done")
     assert main([*arguments, "--smooth", "0.5"]) == 2
     assert "out: has predictions with smooth 0.0, not 0.5; use another --out" in capsys.readouterr().err
-    assert main([*arguments[:-2], "--probabilities"]) == 0  # of the image; the video is there already
+    assert main([*arguments[:-2], "--probabilities"]) == 0  # of the image; the video is already done
 
 
 def test_a_video_of_the_user_in_the_output_directory_is_not_replaced(
@@ -221,7 +221,7 @@ def camvid_clip(path: Path, number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not there")
+@pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not at ../shared/data/camvid")
 @pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 def test_a_clip_killed_half_way_and_repeated_is_complete_and_plays_in_a_browser(tmp_path: Path) -> None:
     from playwright.sync_api import sync_playwright

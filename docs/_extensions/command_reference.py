@@ -116,14 +116,14 @@ def recipe_list() -> str:
         (f"`{name}`", (SHIPPED / f"{name}.yaml").read_text().partition("\n")[0].lstrip("# ")) for name in recipe_names()
     ]
     rows = [
-        (f"`{table}/{row.name}`", row.label)
+        (f"`{table}/{row.name}`", row.title(own_recipe=True))
         for table, content in TABLES.items()
         for row in content.rows
         if row.dataset is not None
     ]
     return (
         f"### Shipped files\n\n{_table(('recipe', 'description'), shipped)}\n\n"
-        f"### Rows of the paper's tables\n\n{_table(('recipe', 'row'), rows)}"
+        f"### Rows of tables\n\n{_table(('recipe', 'row'), rows)}"
     )
 
 

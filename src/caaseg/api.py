@@ -16,6 +16,7 @@ from caaseg.evaluation.best_worst import BestWorstImages
 from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.evaluation.metrics import MetricFactory
 from caaseg.models import Segmenter, load_model
+from caaseg.models.heads import own_head
 from caaseg.models.predictor import Predictor
 from caaseg.recipes import load_recipe
 from caaseg.reports.run import write_run_page
@@ -123,7 +124,8 @@ def _score(
     recipe: Recipe, run: Path, data: SegmentationDataset, device: torch.device
 ) -> tuple[Evaluation, BestWorstImages]:
     best_worst = BestWorstImages(len(data.classes))
-    predictor = Predictor(load_model(run / "model").to(device), precision="32" if recipe.precision == "32" else "bf16")
+    model = load_model(run / "model", head=own_head(recipe.model.head)).to(device)
+    predictor = Predictor(model, precision="32" if recipe.precision == "32" else "bf16")
     workers = useful_workers(recipe.data.workers, len(data))
     return evaluate(predictor, data, workers=workers, on_batch=best_worst.update), best_worst
 

@@ -78,7 +78,8 @@ class Architecture(Settings):
     """Architecture settings that do not depend on the dataset."""
 
     head: Annotated[str, AfterValidator(_checked_head)] = "caa"
-    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, or file.py:Class."""
+    """Head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
+    deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet, ocr, or file.py:Class."""
     backbone: str = "resnet50"
     """Backbone: a timm model; caaseg models lists them, and which output strides and necks they support."""
     output_stride: OutputStride = 16
@@ -116,7 +117,7 @@ class Architecture(Settings):
     channels: Width = 512
     """Channels of the head."""
     bottleneck_channels: Width = 256
-    """Channels before the classifiers of attention heads and of the auxiliary branch."""
+    """Channels before the classifiers of attention heads, emanet and the auxiliary branch."""
     key_channels: Width = 64
     """Channels of queries and keys."""
     gate_layers: Annotated[int, Field(strict=True, ge=1, le=100)] = 5
@@ -131,6 +132,18 @@ class Architecture(Settings):
     """Number of groups of the implementation "grouped"."""
     se_first: bool = True
     """For axial_se: squeeze-and-excitation before the axial attention instead of after it."""
+    num_convs: Annotated[int, Field(strict=True, ge=1, le=100)] = 1
+    """For fcn: number of 3x3 convolutions; mmsegmentation uses 2."""
+    concat_input: bool = False
+    """For fcn: a further 3x3 convolution of the backbone's features and the convolved features together, like
+    mmsegmentation."""
+    aspp_rates: tuple[Annotated[int, Field(strict=True, ge=1, le=1000)], ...] | None = None
+    """For deeplabv3 and deeplabv3plus: dilation rates of the 3x3 convolutions; none selects 12 24 36 at output stride
+    8, 6 12 18 at 16, and 3 6 9 at 32."""
+    recurrence: Annotated[int, Field(strict=True, ge=1, le=100)] = 2
+    """For ccnet: how often its attention is applied."""
+    lateral: bool = False
+    """For encnet: join the features of the last three backbone stages, instead of using those of the last."""
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -280,8 +293,9 @@ class DataRecipe(Augmentation):
     """Options of the dataset folder."""
     workers: Workers = 4
     """Data loading processes per training process."""
-    cache: bool = False
-    """Cache decoded images in memory, once per training process."""
+    cache: bool | Literal["device"] = False
+    """Cache decoded images in memory, once per training process. Device: hold the training images in the memory of the
+    GPU, and augment them there; for small datasets."""
     bad_files: Literal["stop", "skip"] = "stop"
     """Stop training at a file that cannot be read, or skip the file with a warning."""
 
@@ -392,11 +406,13 @@ class Recipe(Settings):
     compile: bool = False
     """Compile the model with torch.compile."""
     cuda_graph: bool = False
-    """Capture the training step in a CUDA graph and replay it; on one GPU only."""
+    """Capture the training step in a CUDA graph and replay it; with several GPUs, only without sync_batch_norm."""
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     """Momentum of batch norm statistics; none uses the model's own. The authors' CAR configurations use 0.0003."""
     fused_batch_norm: bool = False
-    """Fuse batch normalization, shortcut addition and ReLU; on one GPU only."""
+    """Fuse batch normalization, shortcut addition and ReLU; on GPUs only."""
+    sync_batch_norm: bool = True
+    """With several GPUs, compute batch statistics over all of them; false computes them per GPU."""
     deterministic: bool = False
     """Use deterministic algorithms only: two runs give identical weights."""
     seed: Annotated[int, Field(strict=True, ge=0)] = 0

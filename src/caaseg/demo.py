@@ -42,6 +42,7 @@ BATCH_SIZE = 8  # of the evaluation
 def run_demo(
     out: Path,
     *,
+    recipes: Mapping[str, str] = RECIPES,
     steps: int | None = None,
     device: str = "auto",
     progress: Callable[[str, Progress], None] | None = None,
@@ -53,6 +54,7 @@ def run_demo(
 
     Args:
         out: directory for the report and both runs.
+        recipes: recipes of the models FCN and CAA, each a name or a file.
         steps: number of training steps; None uses the recipes' number.
         device: cpu or cuda; auto uses a GPU if available.
         progress: called every few steps with the name of the model and its progress.
@@ -62,21 +64,21 @@ def run_demo(
         The scores and findings; None if training was stopped and can be resumed.
     """
     overrides = [] if steps is None else ["--steps", str(steps)]
-    recipes = {name: load_recipe(recipe, overrides) for name, recipe in RECIPES.items()}
-    if (numbers := _finished_numbers(out, recipes)) is not None:
+    loaded = {name: load_recipe(recipe, overrides) for name, recipe in recipes.items()}
+    if (numbers := _finished_numbers(out, loaded)) is not None:
         log("already finished")
         return numbers
     torch_device = torch.device("cuda" if device != "cpu" and torch.cuda.is_available() else "cpu")
     photo, origin = predict_sample(torch_device), origin_of(torch_device)
     write_demo_page(out / REPORT, photo, origin=origin)
     log(f"shipped model {SHIPPED} on a sample photo, with its attention: {out / REPORT}")
-    unfinished = {name: recipe for name, recipe in recipes.items() if not _is_trained(out / name.lower(), recipe)}
+    unfinished = {name: recipe for name, recipe in loaded.items() if not _is_trained(out / name.lower(), recipe)}
     for name, recipe in unfinished.items():
         log(f"{name}: training for {recipe.steps} steps in {out / name.lower()}")
     if not train_in_parallel(unfinished, out, device, progress):
         return None
-    data = open_split(recipes["CAA"], "test")
-    models = {name: evaluate_run(out / name.lower(), recipe, data, torch_device) for name, recipe in recipes.items()}
+    data = open_split(loaded["CAA"], "test")
+    models = {name: evaluate_run(out / name.lower(), recipe, data, torch_device) for name, recipe in loaded.items()}
     numbers = {
         **{key: origin[key] for key in ("commit", "hardware", "versions")},
         "finding": findings(models["FCN"].scores, models["CAA"].scores),
@@ -86,7 +88,7 @@ def run_demo(
         },
     }
     samples = [data[k] for k in range(min(NUM_SHOWN, len(data)))]
-    reports = {name: f"{name.lower()}/{REPORT}" for name in recipes}
+    reports = {name: f"{name.lower()}/{REPORT}" for name in loaded}
     write_demo_page(out / REPORT, photo, models, samples, reports=reports, origin=origin)
     with atomic_write(out / NUMBERS) as temporary:  # written last: its existence means that the demo is finished
         temporary.write_text(json.dumps(numbers, indent=1) + "\n", encoding="utf-8")

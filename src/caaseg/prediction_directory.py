@@ -3,11 +3,11 @@
     OUT/predict.json             model and options, the same for all results
     OUT/metadata/NAME.json       path and SHA-256 of the image and of the model, SHA-256 of each result
     OUT/labels/NAME.png          class ids, with the palette
-    OUT/overlays/NAME.jpg        the image blended with the colors of its labels; of a video, NAME.mp4 and nothing else
+    OUT/overlays/NAME.jpg        the image blended with the colors of its labels; a video has only NAME.mp4
     OUT/probabilities/NAME.npy   if requested: float16 (H, W, K)
 
-Metadata lists a result before it is written. So a file that no metadata lists belongs to the user: it is an error, and
-never replaced or deleted. A result with another SHA-256 than in its metadata is unfinished or damaged.
+Metadata lists a result before it is written. A file that no metadata lists therefore belongs to the user: it causes an
+error, and is never replaced or deleted. A result whose SHA-256 differs from its metadata is unfinished or damaged.
 """
 
 import json
@@ -23,7 +23,7 @@ from caaseg.errors import CaasegError
 from caaseg.files import atomic_write, hash_files, lock_name, read_json, remove_stale_temporaries
 
 RECORD = "predict.json"
-"""Name of the file, and of the lock for changes of it."""
+"""Name of the file, and of the lock that is held while it changes."""
 OUTPUT_DIRECTORIES = ("metadata", "labels", "overlays", "probabilities")
 RECORDED = ("made_by", "classes", "palette")
 ADVICE = "use another --out"
@@ -40,7 +40,7 @@ class OutputPaths(NamedTuple):
 
     @property
     def results(self) -> tuple[Path, ...]:
-        """All files but the metadata."""
+        """All files except the metadata."""
         return (self.labels, *self.overlays, self.probabilities, self.video)
 
 
@@ -80,7 +80,7 @@ class Metadata:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionDirectory:
-    """An output directory for one model and one set of options, shared by processes with the same ones."""
+    """An output directory for one model and one set of options. Several processes with both may share it."""
 
     path: Path
     made_by: dict[str, Any]
@@ -89,9 +89,9 @@ class PredictionDirectory:
     palette: tuple[Color, ...] = ()
 
     def open(self, names: Iterable[Path]) -> None:
-        """Create the directory and predict.json, or raise CaasegError if it cannot take the results of these images.
+        """Create the directory and predict.json, or raise CaasegError if the results cannot be written to it.
 
-        It must not have results of another model or other options, nor files of the user where results go.
+        It must not have results of another model or other options, nor files of the user at the paths of the results.
         """
         record = self.path / RECORD
         self.path.mkdir(parents=True, exist_ok=True)
@@ -131,10 +131,10 @@ class PredictionDirectory:
         return metadata
 
     def begin(self, name: Path, metadata: Metadata) -> None:
-        """Write metadata that lists new results as None, and delete the old ones. Hold the lock of the image."""
+        """Write metadata that lists new results as None, and delete the old ones. The caller holds the image's lock."""
         paths, before = output_paths(name), self.read(name)
         with lock_name(self.path, RECORD, wait=True):
-            if different := self._differences():  # of a process that opened the directory before the first result
+            if different := self._differences():  # changed by another process before the first result
                 self._refuse(different)
             self.check_own(name)
             for path in paths.results:
@@ -144,19 +144,19 @@ class PredictionDirectory:
             self._write(name, metadata)
 
     def finish(self, name: Path, metadata: Metadata) -> None:
-        """Write metadata with the SHA-256 of the new results. Hold the lock of the image."""
+        """Write metadata with the SHA-256 of the new results. The caller holds the image's lock."""
         results: dict[str, str | None] = {
             path: found or hash_files(self.path / path) for path, found in metadata.results.items()
         }
         self._write(name, replace(metadata, results=results))
 
     def is_intact(self, path: Path, metadata: Metadata) -> bool:
-        """Return whether a result exists as it was written."""
+        """Return whether a result exists and is unchanged."""
         file, expected = self.path / path, metadata.results.get(str(path))
         return expected is not None and stat.S_ISREG(_mode(file)) and hash_files(file) == expected
 
     def check_own(self, name: Path) -> None:
-        """Raise CaasegError if a file of the user is where a file of this image goes."""
+        """Raise CaasegError if a file of the user is where a file of this image would be written."""
         paths = output_paths(name)
         for path in (paths.metadata, *paths.results):
             self._check_not_linked(path)

@@ -77,7 +77,7 @@ class PredictOptions:
     scales: tuple[float, ...] = (1.0,)
     flip: bool = False
     window: Size | None = None
-    """None predicts images whole, and tiles large ones."""
+    """None predicts images whole, except large ones, which are tiled."""
     size: ImageSize = "auto"
     average: Average = "logits"
     precision: Precision = "32"
@@ -91,7 +91,7 @@ class PredictOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictTask:
-    """What to do with every image."""
+    """Settings for the prediction of images."""
 
     model: LoadedModel
     options: PredictOptions
@@ -143,7 +143,7 @@ def predict_images(
     """Predict images into a directory. An image that fails gets an error message, and the next one is predicted.
 
     Args:
-        task: what to do.
+        task: model, options and output directory.
         images: image files, and the names of their results.
         share: rank of this process and number of processes that split the list.
         progress: called with "images", the number of images done, and the total; during a video also with its path,
@@ -155,10 +155,10 @@ def predict_images(
     total = len(remaining)
     outcomes: list[ImageOutcome] = []
     directory.open(image.name for image in remaining)
-    for wait in (False, True):  # first skip images that another process holds, then wait for those
+    for wait in (False, True):  # first skip images that another process has locked, then wait for them
         skipped: list[InputImage] = []
         for image in remaining:
-            # Not the name alone: an image predict.json.png would have the lock of predict.json.
+            # Not the name alone: an image predict.json.png would share the lock of predict.json.
             with lock_name(task.out, str(output_paths(image.name).metadata), wait=wait) as locked:
                 if locked:
                     outcomes.append(_predict_or_explain(task, predictor, directory, image, progress))
@@ -179,7 +179,7 @@ def array_task() -> tuple[int, int]:
     if last != first + (count - 1) * step:
         raise CaasegError(
             f"the SLURM job array has {count} tasks from {first} to {last}; expected tasks at equal intervals, because "
-            "the images are split by them; submit all of them, as in --array 0-99"
+            "the images are divided among them; submit all of them, as in --array 0-99"
         )
     return (task - first) // step, count
 
@@ -188,9 +188,9 @@ def summary(outcomes: Sequence[ImageOutcome], left_out: int, out: Path) -> list[
     """Return the lines that the command prints about all images."""
     done = [outcome for outcome in outcomes if outcome.message is None]
     already = sum(outcome.there_already for outcome in done)
-    lines = [f"{len(done) - already} predicted, {already} there already, {len(outcomes) - len(done)} failed: {out}"]
+    lines = [f"{len(done) - already} predicted, {already} already done, {len(outcomes) - len(done)} failed: {out}"]
     if left_out:
-        lines.append(f"left out, because they do not end as images do: {left_out}")
+        lines.append(f"skipped files without the suffix of an image: {left_out}")
     lines += [
         f"{outcome.image}: {outcome.frames} frames, {outcome.frames_per_second:.1f} frames per second: {outcome.video}"
         for outcome in done
@@ -282,10 +282,10 @@ def _predict(
     """Predict an image and write its results.
 
     Args:
-        task: what to do.
+        task: model, options and output directory.
         predictor: the task's predictor.
         directory: the task's output directory.
-        image: the image, whose lock is held.
+        image: the image; the caller holds its lock.
         image_hash: SHA-256 of the image file.
         before: metadata of earlier results of the same image file; results that are not requested now are kept.
     """
@@ -349,7 +349,7 @@ def _predict_video(
     video_hash: str,
     progress: Callable[[str, int, int | None], None],
 ) -> ImageOutcome:
-    """Predict the frames of a video, whose lock is held, and write the overlay video."""
+    """Predict the frames of a video and write the overlay video. The caller holds the lock of the video."""
     options = {
         "--probabilities": task.probabilities,
         "--compare-grids": task.compare_grids,
@@ -391,7 +391,7 @@ def _predict_video(
 
 
 def release_memory() -> None:
-    """Return freed memory to the operating system. glibc keeps it, in pieces that images of other sizes do not fit."""
+    """Return freed memory to the operating system. glibc would keep it, in blocks too small for larger images."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # other C libraries have no such function
             ctypes.CDLL(None).malloc_trim(0)

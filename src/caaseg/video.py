@@ -35,11 +35,11 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 FORMATS = "mov,matroska,webm,avi,mpeg,mpegts,asf,ogg,flv"
-"""Containers that are read. Playlists are not: they name other files, and addresses on the network."""
+"""Accepted container formats. Playlists are excluded, because they name other files and network addresses."""
 ENCODER = "libx264"
 ENCODER_OPTIONS = {"crf": "20", "preset": "fast", "bf": "0"}  # without B-frames, packets have the order of the frames
 SEGMENT_FRAMES = 50
-MISSING_S = 1  # a video that ends this much before its duration is damaged
+MISSING_S = 1  # a video that ends this many seconds before its stated duration is damaged
 ADVICE = "replace the file, or convert it to MP4"
 
 
@@ -51,19 +51,19 @@ class Frame(NamedTuple):
 
 
 class VideoSummary(NamedTuple):
-    """Frames of an overlay video."""
+    """Number of frames of an overlay video."""
 
     frames: int
     predicted: int  # by this call; the others were finished before
 
 
 def is_video(path: Path) -> bool:
-    """Return whether a file name ends as that of a video."""
+    """Return whether a file name has the suffix of a video."""
     return path.suffix.lower() in VIDEO_SUFFIXES
 
 
 def read_frames(path: str | Path, *, max_pixels: int = MAX_PIXELS) -> Iterator[Frame]:
-    """Yield the frames of a video. BadFileError if it is not one, is damaged, or has more than `max_pixels`."""
+    """Yield the frames of a video. Raises BadFileError if it is not a video, is damaged, or exceeds `max_pixels`."""
     with _open(Path(path), max_pixels) as container:
         yield from _frames(container, Path(path))
 
@@ -75,7 +75,7 @@ def predict_frames(predictor: Predictor, frames: Iterable[Any], *, smooth: float
         predictor: predicts the frames.
         frames: images, as `Predictor` takes them; of one size if `smooth` is not 0.
         smooth: weight of the earlier frames in an exponential moving average of the scores, 0 or more and below 1.
-            With a larger weight, classes flicker less, and those of moving objects lag behind.
+            With a larger weight, classes flicker less, but the classes of moving objects lag behind.
     """
     average = ScoreAverage(smooth)
     for frame in frames:
@@ -166,7 +166,7 @@ class _Segments:
         self.directory = target.with_name(f".{target.stem}.{unique}.segments")
 
     def open(self, *, needs_scores: bool) -> int:
-        """Create the directory, delete those of other keys, and return the number of finished segments."""
+        """Create the directory, delete the directories of other keys, and return the number of finished segments."""
         for other in self.directory.parent.glob(f".{glob.escape(self.target.stem)}.{'[0-9a-f]' * 12}.segments"):
             if other != self.directory:
                 shutil.rmtree(other)
@@ -224,7 +224,7 @@ class _Segments:
                     stream = stream or container.add_stream_from_template(source)
                     assert source.time_base is not None
                     for packet in segment.demux(source):
-                        if packet.size:  # an empty one ends the segment
+                        if packet.size:  # an empty packet ends the segment
                             packet.stream = stream
                             packet.pts = packet.dts = int(end / source.time_base)
                             end += (packet.duration or 0) * source.time_base
@@ -268,7 +268,7 @@ def _frames(container: "InputContainer", path: Path) -> Iterator[Frame]:
     stream = container.streams.video[0]
     unit = stream.time_base or Fraction(1, 90_000)
     usual = max(1, round(1 / (stream.average_rate or 25) / unit))
-    before: tuple[Tensor, int, int] | None = None  # pixels, time and own duration of the frame before
+    before: tuple[Tensor, int, int] | None = None  # pixels, time and stated duration of the previous frame
     for frame in _decoded(container, path):
         pixels = torch.from_numpy(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90).copy())
         pixels = pixels.permute(2, 0, 1)

@@ -1,15 +1,12 @@
-"""Small models and a short dataset for the tests of studies, reports and the app."""
+"""Small models for the tests of studies, reports and the app."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 import caaseg
-from caaseg.data.catalogue import DATASETS
 from caaseg.data.datasets.scenes import Scenes
 
 SMALL: dict[str, Any] = {"backbone": "test_resnet", "channels": 8, "key_channels": 4, "gate_width": 8}
@@ -35,10 +32,3 @@ def save_model(head: str, directory: Path, **options: Any) -> str:
     """Save a model for the classes of the scenes and return its path."""
     build_model(head, num_classes=8, classes=Scenes.classes, **options).save_pretrained(directory)
     return str(directory)
-
-
-@pytest.fixture
-def few_scenes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the dataset `scenes` by five small images."""
-    few = replace(DATASETS["scenes"], open=lambda _, split: Scenes(split, length=5, size=(64, 64)))
-    monkeypatch.setitem(DATASETS, "scenes", few)

@@ -19,7 +19,7 @@ from caaseg.drawing.panels import Box
 from caaseg.errors import CaasegError
 from caaseg.reports.compare import draw_comparison, model_names
 from tests.analysis.study_models import build_model, save_model
-from tests.analysis.study_models import few_scenes as few_scenes
+from tests.data.trees import folder_of_scenes
 
 
 def inside(box: Box, mask: torch.Tensor) -> torch.Tensor:
@@ -141,11 +141,12 @@ def test_names_tell_models_apart() -> None:
     assert model_names(["run", "run"], same) == ["run (1)", "run (2)"]
 
 
-@pytest.mark.usefixtures("few_scenes")
 def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = [save_model(head, tmp_path / head) for head in ("fcn", "danet", "caa")]
     out, numbers = tmp_path / "compared.png", tmp_path / "numbers.json"
-    arguments = ["--dataset", "scenes", "--out", str(out), "--images", "2", "--workers", "0", "--json", str(numbers)]
+    folder_of_scenes(tmp_path / "data", 5, (64, 64))
+    arguments = ["--images", "2", "--dataset", "folder", "--root", str(tmp_path / "data"), "--workers", "0"]
+    arguments += ["--out", str(out), "--json", str(numbers)]
     assert main(["compare", *models, *arguments]) == 0
     assert "The models differ on " in capsys.readouterr().out
     with Image.open(out) as drawn:
@@ -157,12 +158,12 @@ def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.Ca
     assert found["differing"] == sum(one["differing"] for one in found["images"])
     assert [one["boxes"] is not None for one in found["images"]].count(True) == 2
 
-    arguments[5] = "val-0-000003,val-0-000001"
+    arguments[1] = "val-0-000003,val-0-000001"
     assert main(["compare", *models[:2], *arguments]) == 0
     chosen = [one["name"] for one in json.loads(numbers.read_text())["images"] if one["boxes"] is not None]
     assert sorted(chosen) == ["val-0-000001", "val-0-000003"]
     capsys.readouterr()
-    arguments[5] = "val-0-00001,val-0-000003"
+    arguments[1] = "val-0-00001,val-0-000003"
     assert main(["compare", *models[:2], *arguments]) == 2
     assert capsys.readouterr().err == (
         "caaseg: --images has 'val-0-00001'; expected a number, or names of images of the split; the nearest are "
@@ -170,7 +171,6 @@ def test_the_command_writes_figure_and_numbers(tmp_path: Path, capsys: pytest.Ca
     )
 
 
-@pytest.mark.usefixtures("few_scenes")
 def test_models_of_different_classes_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fcn, out = save_model("fcn", tmp_path / "fcn"), tmp_path / "compared.png"
     arguments = ["--dataset", "scenes", "--out", str(out)]

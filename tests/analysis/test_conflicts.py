@@ -29,7 +29,7 @@ from caaseg.data.transforms import normalize
 from caaseg.models.heads import HEADS, head_class
 from caaseg.models.predictor import Predictor
 from tests.analysis.study_models import build_model, save_model
-from tests.analysis.study_models import few_scenes as few_scenes
+from tests.data.trees import folder_of_scenes
 
 
 @given(
@@ -99,14 +99,14 @@ def test_the_worst_image_of_each_section_is_kept_and_all_are_ranked() -> None:
         assert (int(lost.sum()), int(won.sum())) == (shown.counts.lost, shown.counts.won)
 
 
-@pytest.mark.usefixtures("few_scenes")
 @pytest.mark.parametrize("head", [name for name in HEADS if head_class(name).views])
 def test_the_command_writes_a_page_figures_and_numbers(
     head: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model, out, numbers = save_model(head, tmp_path / "model"), tmp_path / "out", tmp_path / "numbers.json"
-    arguments = ["--dataset", "scenes", "--out", str(out), "--images", "1", "--workers", "0", "--json", str(numbers)]
-    assert main(["conflicts", model, *arguments]) == 0
+    folder_of_scenes(tmp_path / "data", 5, (64, 64))
+    arguments = ["--images", "1", "--dataset", "folder", "--root", str(tmp_path / "data"), "--workers", "0"]
+    assert main(["conflicts", model, *arguments, "--out", str(out), "--json", str(numbers)]) == 0
     output = capsys.readouterr().out
     found = json.loads(numbers.read_text())
     assert f"{found['all']['lost']:.2%} of the labeled pixels are lost" in output
@@ -123,7 +123,6 @@ def test_the_command_writes_a_page_figures_and_numbers(
     assert found["head"] == head
 
 
-@pytest.mark.usefixtures("few_scenes")
 def test_bad_input_gives_exit_code_2_and_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--dataset", "scenes", "--out", str(tmp_path / "out")]
     assert main(["conflicts", save_model("fcn", tmp_path / "fcn"), *arguments]) == 2

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from caaseg.attention import channelized_axial_attention as right
+from caaseg.attention import channelized_axial_attention
 from caaseg.benchmarks import attention as benchmark
 from caaseg.cli import main
+from caaseg.cli.benchmark import report_attention
 
+CPU = torch.device("cpu")
 SMALL = ["--channels", "8", "--key-channels", "4", "--groups", "1,2,16", "--seconds", "0", "--sizes"]
 TINY = [*SMALL, "1x5x4,2x3x3"]
 
@@ -55,31 +57,40 @@ def test_only_json_is_written_to_standard_output(capsys: pytest.CaptureFixture[s
     assert "implementation" in err
 
 
-def test_a_wrong_implementation_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(*maps: Any, **options: Any) -> torch.Tensor:
-        output = right(*maps, **options)
-        return output * 1.01 if options.get("implementation") == "loop" else output
+CASES = benchmark.cases(
+    [(1, 5, 4), (2, 3, 3)], ["float32"], ["axial", "factorised", "grouped", "loop"], [1, 2], channels=8, key_channels=4
+)
 
-    monkeypatch.setattr(benchmark, "channelized_axial_attention", wrong)
-    assert run(*TINY) == 1
+
+def test_a_wrong_implementation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    def wrong(*maps: Any, **options: Any) -> torch.Tensor:
+        output = channelized_axial_attention(*maps, **options)
+        return output * 1.01 if options["implementation"] == "loop" else output
+
+    outcomes = list(benchmark.run(CASES, CPU, seconds=0, function=wrong))
+    assert report_attention(outcomes, CPU) == 1
     assert "these disagree with float64 by more than rounding: loop, loop" in capsys.readouterr().out
 
 
-def test_out_of_memory_is_recorded_as_a_result(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def allocating(*maps: Any, **options: Any) -> torch.Tensor:
-        if options.get("groups") == 2:
-            torch.empty(10**14)  # fails in the CPU allocator
-        return right(*maps, **options)
+def test_lines_of_one_pixel_whose_keys_have_no_gradient_agree() -> None:
+    cases = benchmark.cases([(1, 1, 4)], ["float32"], ["factorised", "loop"], [1], channels=8, key_channels=4)
+    measured = [
+        outcome for outcome in benchmark.run(cases, CPU, seconds=0) if isinstance(outcome, benchmark.Measurement)
+    ]
+    assert [outcome.agrees for outcome in measured] == [True, True]
 
-    monkeypatch.setattr(benchmark, "channelized_axial_attention", allocating)
-    assert run(*TINY, "--json", "-") == 0
+
+def test_out_of_memory_is_recorded_as_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    def allocating(*maps: Any, **options: Any) -> torch.Tensor:
+        if options["groups"] == 2:
+            torch.empty(10**14)  # fails in the CPU allocator
+        return channelized_axial_attention(*maps, **options)
+
+    outcomes = list(benchmark.run(CASES, CPU, seconds=0, function=allocating))
+    assert report_attention(outcomes, CPU, json="-") == 0
     out, err = capsys.readouterr()
     failed = [r for r in json.loads(out)["measurements"] if r["out_of_memory"]]
-    assert {r["groups"] for r in failed} == {2}
+    assert [r["groups"] for r in failed] == [2, 2]
     assert "out of memory" in err
 
 
@@ -129,3 +140,23 @@ def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "taken").write_text("a file where a directory is needed")
     assert run(*TINY, "--json", str(tmp_path / "taken" / "out.json")) == 2
     assert "taken" in capsys.readouterr().err
+
+
+def test_the_lower_bound_counts_every_map_that_must_be_moved_once() -> None:
+    (case,) = benchmark.cases([(2, 3, 5)], ["float32"], ["axial"], [1], channels=7, key_channels=4)
+    problem = benchmark.Problem.random(case, torch.device("cpu"))
+    keys, values = 2 * 3 * 5 * 4 * 4, 2 * 3 * 5 * 7 * 4
+    assert benchmark.moved_bytes(problem) == 2 * keys + 4 * values
+    assert benchmark.moved_bytes(problem, backward=True) == 6 * keys + 10 * values
+
+
+def test_graphs_are_compared_with_the_lower_bound_and_with_grouped() -> None:
+    fused, grouped = benchmark.cases([(1, 5, 5)], ["bfloat16"], ["fused", "grouped"], [2], channels=7, key_channels=4)
+    ours = benchmark.Measurement(
+        case=fused, forward_ms=2.0, training_ms=5.0, forward_graph_ms=1.0, training_graph_ms=4.0, floor_ms=0.5,
+        training_floor_ms=0.8,
+    )  # fmt: skip
+    (record,) = benchmark.ratios([ours, benchmark.Measurement(case=grouped, forward_ms=30.0, training_ms=200.0)])
+    assert (record["forward_graph_over_floor"], record["training_graph_over_floor"]) == (2.0, 5.0)
+    assert (record["forward_graph_speedup_over_grouped_2"], record["training_graph_speedup_over_grouped_2"]) == (30, 50)
+    assert record["training_speedup_over_grouped_2"] == 40

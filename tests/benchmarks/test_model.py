@@ -2,13 +2,16 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from caaseg.benchmarks import model as model_benchmark
-from caaseg.benchmarks.model import ModelCost, Setting, build, outputs
+from caaseg.benchmarks.model import ModelCost, Setting, build, compile_regions, outputs, regions
 from caaseg.cli import main
+from caaseg.models import Segmenter
+from tests.models import mean_head
 
 SETTING = Setting(backbone="resnet50", output_stride=8, batch=2, size=(33, 41), num_classes=4, dtype="float32")
 
@@ -24,6 +27,39 @@ def test_every_model_returns_full_size_logits(name: str, losses: int) -> None:
     assert all(logits.shape == (1, 4, 33, 41) for logits in found)
 
 
+def test_a_head_of_your_own_is_built_from_its_file() -> None:
+    with torch.device("meta"):
+        model = build(f"{Path(mean_head.__file__)}:MeanHead", SETTING._replace(backbone="test_resnet"))
+    assert isinstance(model, Segmenter)
+    assert type(model.head).__name__ == "MeanHead"
+
+
+@pytest.mark.parametrize(("name", "losses"), [("caa", 2), ("danet", 4), ("torchvision:fcn", 2)])
+def test_the_auxiliary_classifier_is_trained_too(name: str, losses: int) -> None:
+    with torch.device("meta"), torch.no_grad():
+        model = build(name, SETTING._replace(aux=True)).eval()
+        assert len(outputs(model(torch.empty(1, 3, 33, 41)))) == losses
+
+
+def test_regions_are_residual_blocks_and_the_parts_around_them() -> None:
+    with torch.device("meta"):
+        model = build("fcn", SETTING)
+    found = list(regions(model))
+    assert [type(region).__name__ for region in found].count("Bottleneck") == 16
+    parameters = [parameter for region in found for parameter in region.parameters()]
+    assert len(parameters) == len(set(parameters)) == len(list(model.parameters()))
+
+
+def test_a_model_compiled_by_regions_gives_the_same_outputs() -> None:
+    model = build("fcn", SETTING._replace(backbone="test_resnet", aux=True)).eval()
+    images = torch.randn(1, 3, 33, 41)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # compilation takes most of a minute
+        before = outputs(model(images))
+        compile_regions(model)
+        after = outputs(model(images))
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
 def test_models_of_segmentation_models_pytorch_are_built() -> None:
     pytest.importorskip("segmentation_models_pytorch", reason="segmentation-models-pytorch is not installed")
     setting = SETTING._replace(size=(64, 96))
@@ -34,10 +70,17 @@ def test_models_of_segmentation_models_pytorch_are_built() -> None:
         build("smp:nothing", setting)
 
 
-def test_a_missing_library_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "segmentation_models_pytorch", None)
-    with pytest.raises(ValueError, match=r"model is 'smp:unet', but the package segmentation-models-pytorch is not"):
-        build("smp:unet", SETTING)
+@pytest.mark.parametrize(
+    ("module", "model", "package"),
+    [
+        ("segmentation_models_pytorch", "smp:unet", "segmentation-models-pytorch"),
+        ("mmseg", "mmseg:psp", "mmseg"),
+    ],
+)
+def test_a_missing_library_is_reported(module: str, model: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ValueError, match=rf"model is '{model}', but the package {package} is not installed; pip "):
+        build(model, SETTING)
 
 
 def test_the_command_measures_several_models(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,5 +155,5 @@ def test_an_unknown_model_is_rejected(capsys: pytest.CaptureFixture[str]) -> Non
         in capsys.readouterr().err
     )
     assert main(["benchmark", "model", "--models", "torchvision:lraspp", "--device", "cpu"]) == 2
-    known = "torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa"
+    known = "torchvision:fcn, torchvision:deeplabv3, smp:NAME, mmseg:NAME, caa:grouped, file.py:Class or one of fcn"
     assert f"model is 'torchvision:lraspp'; expected {known}" in capsys.readouterr().err

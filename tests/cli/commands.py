@@ -1,4 +1,4 @@
-"""Commands that end badly, for the tests of `main`."""
+"""Commands that fail, for the tests of `main`."""
 
 import errno
 import signal

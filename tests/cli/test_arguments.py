@@ -121,7 +121,7 @@ def test_a_device_that_this_machine_lacks_is_an_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert device_of("auto") == torch.device("cuda")
     assert device_of("cuda:0") == torch.device("cuda:0")
-    with pytest.raises(ValueError, match="--device is cuda:1, but there are 1 GPUs, which count from 0"):
+    with pytest.raises(ValueError, match="--device is cuda:1, but there are 1 GPUs, numbered from 0"):
         device_of("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="--device is cuda:1, but torch sees no GPU here; use --device cpu"):

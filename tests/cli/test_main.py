@@ -1,4 +1,4 @@
-"""The command line: messages for wrong ones, exit codes and help."""
+"""The command line: error messages, exit codes and help."""
 
 import io
 import os
@@ -109,14 +109,14 @@ def test_a_bug_shows_its_traceback_and_asks_for_a_report(capsys: pytest.CaptureF
         ),
     ],
 )
-def test_a_lack_of_memory_is_no_bug(
+def test_a_lack_of_memory_is_not_reported_as_a_bug(
     command: Callable[[], int], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(command, ["recipes"]) == 2
     assert capsys.readouterr().err == f"caaseg: {message}\n"
 
 
-def test_a_reader_that_leaves_ends_the_command_without_a_message(
+def test_a_closed_pipe_ends_the_command_without_a_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()

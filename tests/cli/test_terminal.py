@@ -1,4 +1,4 @@
-"""Text in the terminal: brackets are no markup, control characters are escaped. Training progress."""
+"""Text in the terminal: brackets are not markup, control characters are escaped. Training progress."""
 
 from collections.abc import Callable, Iterator
 
@@ -42,7 +42,7 @@ def test_a_progress_bar_takes_names_with_brackets(monkeypatch: pytest.MonkeyPatc
     assert "line" in captured.get()
 
 
-def test_long_work_without_a_terminal_prints_rare_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_work_without_a_terminal_prints_a_few_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
     times = iter([0.0, 0.0, 10.0, 40.0, 50.0, 80.0])  # the first report reads the clock twice
     with progress_bars(console_for(None), clock=lambda: next(times)) as report:
         for done, total in ((10, 90), (20, 90), (50, 90), (60, 90), (90, None)):

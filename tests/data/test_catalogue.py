@@ -16,7 +16,9 @@ def test_entries_agree_with_their_datasets(tmp_path: Path) -> None:
     trees.camvid(tmp_path / "camvid")
     trees.cityscapes(tmp_path / "cityscapes")
     trees.coco_stuff_164k(tmp_path / "coco_stuff_164k")
-    for name in ("camvid", "cityscapes", "coco_stuff_164k"):
+    trees.ade20k(tmp_path / "ade20k")
+    trees.voc2012(tmp_path / "voc2012")
+    for name in ("camvid", "cityscapes", "coco_stuff_164k", "ade20k", "voc2012"):
         for split in splits(name, tmp_path / name):
             dataset = open_dataset(name, tmp_path / name, split)
             assert dataset.classes == DATASETS[name].classes
@@ -30,6 +32,8 @@ def test_entries_agree_with_their_datasets(tmp_path: Path) -> None:
         ("pascal_context_60", 60, {"train": 4998, "val": 5105}),
         ("coco_stuff_10k", 171, {"train": 9000, "test": 1000}),
         ("coco_stuff_164k", 171, {"train": 118287, "val": 5000}),
+        ("ade20k", 150, {"train": 20210, "val": 2000}),
+        ("voc2012", 21, {"train": 1464, "val": 1449, "trainval": 2913, "train_aug": 10582}),
         ("cityscapes", 19, {"train": 2975, "val": 500, "test": 1525}),
         ("camvid", 11, {"train": 367, "val": 101, "test": 233}),
     ],
@@ -63,8 +67,8 @@ def test_missing_files_are_reported_when_a_dataset_is_opened(tmp_path: Path) -> 
 
 
 def test_the_error_for_an_unknown_name_lists_the_known_names() -> None:
-    with pytest.raises(ValueError, match="no dataset is called 'ade20k'; expected any of pascal_context, "):
-        open_dataset("ade20k", Path(), "train")
+    with pytest.raises(ValueError, match="no dataset is called 'ade'; expected any of pascal_context, "):
+        open_dataset("ade", Path(), "train")
 
 
 def test_the_list_shows_classes_sizes_splits_and_how_to_get_the_files(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +78,7 @@ def test_the_list_shows_classes_sizes_splits_and_how_to_get_the_files(capsys: py
         assert name in shown
     for text in ("171 classes", "118287", "480 x 360", "2048 x 1024", "www.cityscapes-dataset.com", "not verified"):
         assert text in shown
+    assert "train_aug 10582" in shown
     assert "…" not in shown  # nothing is cut off on 80 columns
 
 

@@ -74,3 +74,10 @@ def test_damaged_matlab_files_are_read_or_refused(tmp_path: Path) -> None:
     good, bad = outcomes(lambda path: read_mat(path, "S"), seeds, tmp_path / "a.mat", 1000, seed=0)
     assert good > 50
     assert bad > 100
+    for compressed in (False, True):
+        struct = {"a": "text", "Segmentation": values_of(0, 1, 2).astype(np.uint8)}
+        savemat(tmp_path / "seed.mat", {"GTcls": struct}, do_compression=compressed)
+        seeds[compressed] = (tmp_path / "seed.mat").read_bytes()
+    good, bad = outcomes(lambda path: read_mat(path, "GTcls.Segmentation"), seeds, tmp_path / "a.mat", 300, seed=1)
+    assert good > 20
+    assert bad > 50

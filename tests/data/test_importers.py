@@ -1,4 +1,4 @@
-"""Label exports of annotation tools become the same masks, and bad ones a message."""
+"""Label exports of all annotation tools give the same masks, and invalid exports give an error message."""
 
 import json
 import os

@@ -66,17 +66,27 @@ def test_default_colors_are_distinct_and_never_black() -> None:
         ("coco_stuff", 171, (1, "person"), (182, "wood")),
         ("cityscapes", 19, (7, "road"), (33, "bicycle")),
         ("camvid", 11, (0, "Sky"), (10, "Bicyclist")),
+        ("ade20k", 150, (1, "wall"), (150, "flag")),
+        ("voc2012", 21, (0, "background"), (20, "tvmonitor")),
     ],
 )
 def test_shipped_tables_are_complete(dataset: str, number: int, first: tuple[int, str], last: tuple[int, str]) -> None:
     classes = load_class_table(dataset)
     assert len(classes.values) == len(set(classes.values)) == number
     assert len(set(classes.names)) == len(set(classes.palette)) == number
-    assert all(isinstance(name, str) for name in classes.names)
+    assert all(isinstance(name, str) and name == name.strip() for name in classes.names)
     assert all(len(color) == 3 and all(0 <= part <= 255 for part in color) for color in classes.palette)
     assert list(classes.values) == sorted(classes.values)
     assert (classes.values[0], classes.names[0]) == first
     assert (classes.values[-1], classes.names[-1]) == last
+
+
+def test_ade20k_has_the_published_colors_except_for_a_repeated_one() -> None:
+    classes = load_class_table("ade20k")
+    colors = dict(zip(classes.names, classes.palette, strict=True))
+    assert (colors["wall"], colors["bed"], colors["flag"]) == ((120, 120, 120), (204, 5, 255), (92, 0, 255))
+    assert colors["road"] == (140, 140, 140)
+    assert colors["skyscraper"] == distinct_colors(150)[48]
 
 
 def test_coco_stuff_leaves_out_the_eleven_empty_ids() -> None:

@@ -183,6 +183,8 @@ def test_a_bad_file_stops_training_and_evaluation_by_its_name(workers: int) -> N
     with pytest.raises(BadFileError, match=message):
         first(training(dataset=Damaged(6, {3}), workers=workers), 2)
     with pytest.raises(BadFileError, match=message):
+        first(training(dataset=Damaged(6, {3}), on_device=True), 2)
+    with pytest.raises(BadFileError, match=message):
         list(EvaluationLoader(Damaged(6, {3}), batch_size=2, workers=workers))
 
 
@@ -226,6 +228,8 @@ def test_too_many_bad_files_stop_training_although_bad_files_are_skipped() -> No
         first(training(dataset=Damaged(10, {1, 2, 3}), bad_files="skip", bad_share=0.1), 9)
     with pytest.raises(BadFileError, match=r"^no sample could be read in 100 attempts; check the dataset$"):
         first(training(dataset=Damaged(3, {0, 1, 2}), bad_files="skip", bad_share=1.0), 1)
+    with pytest.raises(BadFileError, match=r"^no sample could be read in 100 attempts; check the dataset$"):
+        first(training(dataset=Damaged(3, {0, 1, 2}), bad_files="skip", bad_share=1.0, on_device=True), 1)
 
 
 def test_samples_of_two_sizes_cannot_be_stacked() -> None:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from caaseg.data.palette import distinct_colors
 from caaseg.data.sample import Color
 
-# PASCAL VOC's rule, the default before: the bits of a class id, spread over the high bits of red, green and blue.
+# PASCAL VOC's rule, the earlier default: the bits of a class id, spread over the high bits of red, green and blue.
 OLD = (
     *((128, 0, 0), (0, 128, 0), (128, 128, 0), (0, 0, 128), (128, 0, 128), (0, 128, 128), (128, 128, 128)),
     *((64, 0, 0), (192, 0, 0), (64, 128, 0), (192, 128, 0), (64, 0, 128), (192, 0, 128), (64, 128, 128)),

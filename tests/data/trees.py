@@ -8,12 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.io import savemat
+from scipy.sparse import csc_array
 from torch import Tensor
+
+from caaseg.data.datasets.scenes import Scenes
+from caaseg.data.sample import IGNORE
 
 Label = NDArray[Any]
 
 CAMVID = Path(__file__).parents[3] / "shared" / "data" / "camvid"
-"""The real CamVid next to the repository, if it is there."""
+"""The real CamVid next to the repository, if it exists."""
 
 
 def no_progress(step: str, done: int, total: int | None) -> None:
@@ -50,6 +54,21 @@ def values_in(label: Tensor) -> list[int]:
 def write_lines(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def folder_of_scenes(root: Path, number: int, size: tuple[int, int]) -> list[Path]:
+    """Write the first scenes of split val as a dataset `folder`; return the paths of the images."""
+    scenes = Scenes("val", length=number, size=size)
+    for name in ("images", "masks"):
+        (root / name).mkdir(parents=True)
+    samples = [scenes[k] for k in range(number)]
+    for image, label, name in samples:
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(root / "images" / f"{name}.png")
+        save_mask(root / "masks" / f"{name}.png", label.numpy())
+    write_lines(root / "train.txt", [])
+    write_lines(root / "val.txt", [sample.name for sample in samples])
+    (root / "classes.yaml").write_text(f"classes: [{', '.join(scenes.classes)}]\nignore: [{IGNORE}]\n")
+    return [root / "images" / f"{sample.name}.png" for sample in samples]
 
 
 def camvid(root: Path, *, suffix: str = ".png", full_paths: bool = False) -> None:
@@ -89,6 +108,64 @@ def coco_stuff_164k(root: Path) -> None:
         for k in range(number):
             save_image(root / "images" / f"{split}2017" / f"{k:012d}.jpg")
             save_mask(root / "annotations" / f"{split}2017" / f"{k:012d}.png", values_of(0, 89, 91, 181, 255))
+
+
+def ade20k(root: Path, *, train: int = 3) -> None:
+    """One image of each split is grayscale, and one very small."""
+    for split, directory, number in (("train", "training", train), ("val", "validation", 2)):
+        for k in range(1, number + 1):
+            name, (height, width) = f"ADE_{split}_{k:08d}", (2, 3) if k == 2 else (12, 16)
+            image = root / "images" / directory / f"{name}.jpg"
+            image.parent.mkdir(parents=True, exist_ok=True)
+            make_image(k, height, width).convert("L" if k == 1 else "RGB").save(image)
+            save_mask(
+                root / "annotations" / directory / f"{name}.png", values_of(0, 1, 8, 150, height=height, width=width)
+            )
+    write_lines(root / "objectInfo150.txt", ["part of the archive"])
+
+
+VOC_NAMES = {"train": ["2007_000032", "2007_000039"], "val": ["2007_000033"]}
+SBD_NAMES = {"train": ["2007_000032", "2008_000002"], "val": ["2007_000033", "2008_000003"]}
+"""Other splits than those of VOC: one of train and one of val are in VOC, the others only here."""
+
+
+def voc2012(root: Path) -> None:
+    voc = root / "VOCdevkit" / "VOC2012"
+    for name in sorted({name for names in (*VOC_NAMES.values(), *SBD_NAMES.values()) for name in names}):
+        save_image(voc / "JPEGImages" / f"{name}.jpg")
+    trainval = [name for names in VOC_NAMES.values() for name in names]
+    for split, names in {**VOC_NAMES, "trainval": trainval}.items():
+        for name in names:
+            save_palette_mask(voc / "SegmentationClass" / f"{name}.png", values_of(0, 1, 20, 255))
+            save_palette_mask(voc / "SegmentationObject" / f"{name}.png", values_of(0, 1, 2, 3, 255))
+        write_lines(voc / "ImageSets" / "Segmentation" / f"{split}.txt", names)
+
+
+def save_palette_mask(path: Path, values: Label) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mask = Image.fromarray(values.astype(np.uint8))
+    mask.putpalette([(37 * k + channel) % 256 for k in range(256) for channel in (0, 85, 170)])
+    mask.save(path)
+
+
+def sbd(root: Path, values: Label | None = None) -> None:
+    dataset = root / "benchmark_RELEASE" / "dataset"
+    for split, names in SBD_NAMES.items():
+        for name in names:
+            save_image(dataset / "img" / f"{name}.jpg")
+            save_sbd_mat(dataset / "cls" / f"{name}.mat", values_of(0, 5, 20) if values is None else values)
+        write_lines(dataset / f"{split}.txt", names)
+
+
+def save_sbd_mat(path: Path, values: Label) -> None:
+    """Save a struct as in SBD: boundaries of each class in a cell array of sparse matrices, labels, classes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    boundaries = np.empty((20, 1), dtype=object)
+    for k in range(20):
+        boundaries[k, 0] = csc_array((values == k + 1).astype(float))
+    present = np.unique(values[values > 0]).astype(np.uint8)[:, None]
+    struct = {"Boundaries": boundaries, "Segmentation": values.astype(np.uint8), "CategoriesPresent": present}
+    savemat(path, {"GTcls": struct}, do_compression=True)
 
 
 CONTEXT_NAMES = {"train": ["2008_000002", "2008_000003"], "val": ["2010_000001"]}

@@ -2,11 +2,10 @@
 
     python -m tests.hostile.kills [--train 60] [--predict 40] [--prepare 10] [--seed 0] > tests/hostile/kills.txt
 
-A command is started and killed again and again until its kills are made, then left to finish. A run that finishes
-before it is killed is followed by another in a new directory. Every finished result must equal that of an undisturbed
-run. This process imports everything once and forks each command, so that a kill may come at any time from the first
-moment on. Two processes of a training are started as torchrun does; SIGKILL hits one of them, the other signals hit
-both.
+A command is started and killed the requested number of times, then it runs to its end. If it finishes before it is
+killed, it is started again in a new directory. Every finished result must equal that of an undisturbed run. This
+process imports everything once and forks each command, so that a kill can hit its first moments, too. Two processes of
+a training are started as torchrun does; SIGKILL is sent to one of them, other signals to both.
 """
 
 import argparse
@@ -22,7 +21,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
-from datetime import timedelta
 from itertools import product
 from pathlib import Path
 
@@ -32,10 +30,11 @@ import caaseg.api
 import caaseg.predictions  # noqa: F401  imported once, before all forks
 from caaseg.cli import main
 from caaseg.data.prepare import pipeline  # noqa: F401
-from caaseg.training import ranks, setup
+from caaseg.training import setup
 from caaseg.training.metrics_log import read_metrics
 from tests.data import trees
 from tests.data.prepare.server import serving
+from tests.processes import shorten_rank_timeout
 from tests.small_models import random_images, small_model
 from tests.training.small import SMALL_ARGUMENTS
 
@@ -55,7 +54,7 @@ TRAINING = (
     *("--batch_size", "4", "--steps", "40", "--checkpoint_every", "4", "--validate_every", "20"),
 )
 TIMINGS = ("images_per_second", "waiting")
-RANK_TIMEOUT = timedelta(seconds=10)
+RANK_TIMEOUT_S = 10
 MAX_WAIT_S = 120
 LATEST_KILL = 0.6
 """Latest moment of a kill, as a share of an undisturbed run. Repeated runs continue, so kills hit the rest as well."""
@@ -115,7 +114,7 @@ def fork(command: Command, directory: Path, rank: int, port: str) -> int:
             group = {"WORLD_SIZE": command.processes, "LOCAL_WORLD_SIZE": command.processes, "MASTER_PORT": port}
             os.environ.update({name: str(value) for name, value in (own | group).items()})
             os.environ.update(MASTER_ADDR="127.0.0.1", TORCHELASTIC_RUN_ID="kills")
-        ranks.RANK_TIMEOUT = RANK_TIMEOUT
+        shorten_rank_timeout(RANK_TIMEOUT_S)
         said = io.StringIO()
         with redirect_stdout(said), redirect_stderr(said):
             code = main(command.arguments(directory))
@@ -140,7 +139,7 @@ def finish(command: Command, directory: Path) -> float:
 
 
 def wait(child: int) -> int:
-    """Return the exit code of a process. One that hangs is aborted: an exit code that nothing expects."""
+    """Return the exit code of a process. A process that hangs is aborted, which gives an unexpected exit code."""
     latest = time.monotonic() + MAX_WAIT_S
     while time.monotonic() < latest:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -179,7 +178,7 @@ def kill(row: Row, command: Command, directory: Path, rng: random.Random, durati
 def run_row(
     row: Row, command: Command, kills: int, expected: Result, duration_s: float, directory: Path, seed: str
 ) -> None:
-    """Make the kills of a row; compare every finished result."""
+    """Kill a command as often as a row requests; compare every finished result."""
     rng, number = random.Random(seed), 0
     while row.kills < kills:
         number += 1
@@ -298,7 +297,7 @@ def kill_preparations(total: int, parent: Path, seed: int) -> list[Row]:
 
 
 def run_all(train: int, predict: int, prepare: int, seed: int) -> int:
-    """Make all kills, print a table, and return the number of rows with a problem."""
+    """Run all commands and kills, print a table, and return the number of rows with a problem."""
     torch.set_num_threads(1)
     setup.make_fabric(setup.Processes(torch.device("cpu"), 1, 1), "32")  # imports lightning
     began = time.monotonic()

@@ -101,7 +101,7 @@ def hostile_options(rng: Generator, directory: Path) -> list[str]:
 
 
 def use(rng: Generator, command: str | None = None) -> list[str]:
-    """Return a command that reads the recipe. A training ends at the latest at its data, which do not exist."""
+    """Return a command that reads the recipe. Training always fails, because its data do not exist."""
     if (command or choice(rng, ["train", "train", "show", "copy"])) == "train":
         return ["train", "recipe.yaml", "--out", "out/run", "--data.root", "missing", "--device", "cpu"]
     return (

@@ -11,12 +11,12 @@ import io
 import os
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -27,8 +27,6 @@ import numpy as np
 from numpy.random import Generator
 
 from caaseg.cli import main
-from caaseg.data.prepare import pipeline
-from caaseg.data.prepare.download import download
 from tests.time_limit import TookTooLongError, time_limit
 
 AREAS = ("models", "checkpoints", "recipes", "images", "archives", "servers", "exports")
@@ -50,7 +48,7 @@ Case = Callable[[Generator, Path], list[str]]
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -69,7 +67,7 @@ def failures(area: str, seeds: Sequence[int], parent: Path) -> list[str]:
 
 
 def run_case(area: str, seed: int, directory: Path, *, verbose: bool = False) -> list[str]:
-    """Make a case and run it; return what is wrong with its end."""
+    """Make a case and run it; return the problems found."""
     case: Case = import_module(f"tests.hostile.{area}").case
     directory.mkdir(parents=True)
     (directory / "tmp").mkdir()
@@ -87,7 +85,7 @@ def run_case(area: str, seed: int, directory: Path, *, verbose: bool = False) ->
 
 
 def problems_of(arguments: Sequence[str], ended: Ended) -> list[str]:
-    """Return what is wrong with the end of a command."""
+    """Return the problems with the exit code and the output of a command."""
     said = f"exit code {ended.code}, said {ended.err[-600:]!r} after {list(arguments)}"
     if "Traceback" in ended.out + ended.err:
         return [f"a traceback: {said}"]
@@ -117,12 +115,11 @@ def call(arguments: Sequence[str]) -> Ended:
 
 @contextmanager
 def inside(directory: Path) -> Iterator[None]:
-    """Make a directory the working directory and the one of temporary files; downloads make no pauses."""
-    without_pauses = partial(download, sleep=lambda _: None)
+    """Use a directory as working directory and for temporary files; downloads retry without pauses."""
     with (
         chdir(directory),
         patch.object(tempfile, "tempdir", str(directory / "tmp")),
-        patch.object(pipeline, "download", without_pauses),
+        patch.object(time, "sleep", lambda _: None),
     ):
         yield
 
@@ -142,7 +139,7 @@ def contents(directory: Path) -> dict[str, str]:
 
 
 class Watch:
-    """Records changes to files outside a directory. An audit hook cannot be removed, only told to do nothing."""
+    """Records changes to files outside a directory. An audit hook cannot be removed, only disabled."""
 
     def __init__(self) -> None:
         self.directory: Path | None = None

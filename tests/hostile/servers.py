@@ -1,4 +1,4 @@
-"""Servers that lie, cut, repeat, redirect in circles or speak no HTTP."""
+"""Servers that send wrong headers, cut or repeat content, redirect in circles, or do not speak HTTP."""
 
 import socketserver
 from functools import cache
@@ -55,7 +55,7 @@ class Handler(socketserver.StreamRequestHandler):
 
 
 def answer(rng: Generator, content: bytes, start: int) -> bytes:
-    """Return an answer, right or wrong, to a request for a file from a position on."""
+    """Return a valid or invalid answer to a request for the bytes of a file from a position on."""
     kind = int(rng.integers(6))
     if kind == 0:
         return choice(rng, GARBAGE)
@@ -88,7 +88,7 @@ def port() -> int:
         daemon_threads = True
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A client that leaves early is no error."""
+            """Ignore clients that disconnect early."""
 
     server = Server(("127.0.0.1", 0), Handler)
     Thread(target=server.serve_forever, daemon=True).start()

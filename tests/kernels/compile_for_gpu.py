@@ -1,7 +1,8 @@
 """Compile every kernel for an NVIDIA GPU of compute capability 9.0 and print the size of its binary.
 
-Runs without a GPU, but in a process without TRITON_INTERPRET=1. The argument "small" compiles each kernel once, with
-small blocks; "used" compiles the block sizes and dtypes that the library uses, which takes minutes.
+Runs without a GPU, but in a process without TRITON_INTERPRET=1. First it prints the error for maps on the CPU, which
+only the interpreter supports. The argument "small" compiles each kernel once, with small blocks; "used" compiles the
+block sizes and dtypes that the library uses, which takes minutes.
 """
 
 import inspect
@@ -13,6 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from caaseg.attention import channelized_axial_attention
 from caaseg.attention.fused import MAX_GATE_ROW_BYTES
 from caaseg.kernels import axial_backward, axial_forward, batch_norm, cross_entropy, gate
 
@@ -30,6 +32,14 @@ TYPES: dict[str, Any] = {
     "mask": "*u8",
     "labels": "*u8",
 }
+
+
+def print_error_on_cpu() -> None:
+    maps = torch.zeros(1, 4, 2, 3)
+    try:
+        channelized_axial_attention(maps, maps, maps, None, None, implementation="fused")
+    except ValueError as error:
+        print(error)
 
 
 def compile_kernel(kernel: Any, constants: dict[str, Any], warps: int = 4, stages: int = 3, **types: Any) -> None:
@@ -139,4 +149,5 @@ def compile_batch_norm(tile: dict[str, int], merge: dict[str, int], unroll: int)
 
 
 if __name__ == "__main__":
+    print_error_on_cpu()
     {"small": compile_small_blocks, "used": compile_used_blocks}[sys.argv[1]]()

@@ -1,11 +1,16 @@
 """Fused batch normalization, addition and ReLU against torch's modules. Without a GPU, in Triton's interpreter."""
 
 import copy
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import caaseg
 
@@ -13,7 +18,8 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from caaseg.kernels import batch_norm as kernels
 from caaseg.kernels.common import INTERPRETED
-from caaseg.models.fused_norm import FusedBatchNorm, convert_batch_norm, fuse_batch_norm
+from caaseg.models.fused_norm import FusedBatchNorm, FusedSyncBatchNorm, convert_batch_norm, fuse_batch_norm
+from tests.processes import run_ranks
 
 pytestmark = pytest.mark.skipif(
     not (INTERPRETED or torch.cuda.is_available()),
@@ -40,7 +46,7 @@ def draw(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, scale: floa
 def run(norm: nn.Module, inputs: list[Tensor], cotangent: Tensor, relu: bool) -> list[Tensor]:
     """Return the result and the gradients of the inputs and parameters of a plain or fused module."""
     inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
-    if isinstance(norm, FusedBatchNorm):
+    if isinstance(norm, FusedBatchNorm | FusedSyncBatchNorm):
         result = norm(*inputs)
     else:
         result = norm(inputs[0]) + (inputs[1] if len(inputs) > 1 else 0)
@@ -85,6 +91,18 @@ def test_result_gradients_and_statistics_equal_those_of_float64(
         )
 
 
+class Additions(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts additions of tensors by torch."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func.overloadpacket in (torch.ops.aten.add, torch.ops.aten.add_)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("relu", [True, False])
 def test_gradients_of_a_duplicated_result_are_summed(relu: bool) -> None:
     norm = random_norm(20)
@@ -94,7 +112,9 @@ def test_gradients_of_a_duplicated_result_are_summed(relu: bool) -> None:
     cotangents = [draw((2, 20, 5, 7)) for _ in range(2)]
     results = fused(*inputs, duplicate=True)
     torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
-    found = torch.autograd.grad(results, [*inputs, *fused.parameters()], cotangents)
+    with Additions() as additions:
+        found = torch.autograd.grad(results, [*inputs, *fused.parameters()], cotangents)
+    assert additions.number == (0 if relu else 1)  # with ReLU, the kernel adds them
     exact = [tensor.detach().double() for tensor in inputs]
     expected = run(reference, exact, sum(cotangents[1:], cotangents[0]).double(), relu)
     for ours, theirs in zip([results[0], *found], expected, strict=True):
@@ -102,32 +122,33 @@ def test_gradients_of_a_duplicated_result_are_summed(relu: bool) -> None:
 
 
 @pytest.mark.slow
-def test_gradients_between_the_blocks_of_a_stage_are_summed_in_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_between_the_blocks_of_a_stage_are_summed_in_the_kernel() -> None:
+    """Both gradients of a duplicated result reach the kernels: torch adds none of them before."""
     model = caaseg.create_model("fcn", backbone="resnet18", **SMALL).to(memory_format=torch.channels_last)  # type: ignore[arg-type, call-overload]
     fuse_batch_norm(model.to(DEVICE))
-    launched: list[bool] = []
-    kernel = kernels.grad_sums_kernel
+    readers = Counter(edges(model(draw((2, 3, 17, 24))).logits.grad_fn))
+    duplicated = [node for node, output in readers if output == 1]
+    assert len(duplicated) == 4  # one per stage of two blocks
+    assert [readers[node, output] for node in duplicated for output in (0, 1)] == [1] * 8
 
-    class Spy:
-        def __getitem__(self, grid: Any) -> Any:
-            def launch(*inputs: Any, **options: Any) -> None:
-                launched.append(options["has_grad2"])
-                kernel[grid](*inputs, **options)
 
-            return launch
-
-    monkeypatch.setattr(kernels, "grad_sums_kernel", Spy())
-    model(draw((2, 3, 17, 24))).logits.square().mean().backward()
-    assert sum(launched) == 4  # one per stage of two blocks
+def edges(root: Any) -> Iterator[tuple[Any, int]]:
+    """Yield each edge of an autograd graph: the node that receives a gradient, and for which of its outputs."""
+    found, pending = {root}, [root]
+    while pending:
+        for node, output in pending.pop().next_functions:
+            if node is not None:
+                yield node, output
+            if node is not None and node not in found:
+                found.add(node)
+                pending.append(node)
 
 
 @pytest.mark.slow
-def test_many_partial_sums_are_merged_in_several_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "TILE_ELEMENTS", 64)
-    monkeypatch.setattr(kernels, "NUM_PROGRAMS", 1056)
-    inputs, cotangent = [draw((2, 16, 24, 25), scale=2, mean=3)], draw((2, 16, 24, 25))
+def test_many_partial_sums_are_merged_in_several_iterations() -> None:
+    inputs, cotangent = [draw((1, 3, 257, 257), scale=2, mean=3)], draw((1, 3, 257, 257))
     assert kernels.Layout(inputs[0]).sums_grid[0] > 256
-    norm = random_norm(16)
+    norm = random_norm(3)
     reference, fused = copy.deepcopy(norm).double(), copy.deepcopy(norm)
     convert_batch_norm(fused, relu=True)
     found = run(fused, inputs, cotangent, True)
@@ -194,6 +215,11 @@ def autograd_node(output: Tensor | tuple[Tensor, ...]) -> str:
         ("caa", "test_resnet"),
         pytest.param("fcn", "resnet18", marks=pytest.mark.slow),
         pytest.param("danet", "test_efficientnet", marks=pytest.mark.slow),
+        pytest.param("psp", "test_resnet", marks=pytest.mark.slow),
+        pytest.param("deeplabv3", "test_resnet", marks=pytest.mark.slow),
+        pytest.param("deeplabv3plus", "test_resnet", marks=pytest.mark.slow),
+        pytest.param("upernet", "test_resnet", marks=pytest.mark.slow),
+        pytest.param("segformer", "test_resnet", marks=pytest.mark.slow),
     ],
 )
 def test_a_fused_model_has_the_same_outputs_gradients_and_statistics(
@@ -229,6 +255,38 @@ def test_a_fused_model_has_the_same_outputs_gradients_and_statistics(
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def normalize_part(directory: Path) -> None:
+    """Normalize this rank's half of a batch, synchronized with the other rank."""
+    dist.init_process_group("gloo")
+    norm, inputs, cotangent = torch.load(directory / "problem.pt", weights_only=False)
+    synchronized = nn.SyncBatchNorm.convert_sync_batchnorm(norm)  # type: ignore[no-untyped-call]
+    convert_batch_norm(synchronized, relu=True)
+    parts = [tensor.chunk(2)[dist.get_rank()] for tensor in (*inputs, cotangent)]
+    found = run(synchronized, parts[:-1], parts[-1], True)
+    torch.save([*found, *synchronized.buffers()], directory / f"{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a forked process cannot use a GPU")
+def test_two_processes_normalize_like_one_with_the_whole_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = (4, 20, 5, 7)
+    norm, inputs, cotangent = random_norm(20), [draw(shape, scale=2, mean=30), draw(shape)], draw(shape)
+    inputs[0][:2] += 3  # the halves have different means
+    torch.save((norm, inputs, cotangent), tmp_path / "problem.pt")
+    assert run_ranks(normalize_part, tmp_path) == [0, 0]
+    norm = norm.double()
+    expected = run(norm, [tensor.double() for tensor in inputs], cotangent.double(), True)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    whole = [torch.cat(pair) for pair in zip(first[:3], second[:3], strict=True)]  # output, gradients of both inputs
+    whole += [a + b for a, b in zip(first[3:5], second[3:5], strict=True)]  # gradients of weight and bias
+    for ours, exact in zip(whole, expected, strict=True):
+        assert (ours.double() - exact).norm() < 1e-5 * exact.norm()
+    for buffers in (first[5:], second[5:]):
+        for ours, exact in zip(buffers, norm.buffers(), strict=True):
+            torch.testing.assert_close(ours.double(), exact.double(), rtol=1e-5, atol=1e-5)
 
 
 def test_results_are_bitwise_deterministic() -> None:

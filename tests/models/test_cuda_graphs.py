@@ -1,13 +1,16 @@
 """CUDA graphs: replays give the outputs of the model, and outputs of one call are not changed by the next."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from threading import Event, Thread
 
 import pytest
 import torch
+from torch import nn
 
 import caaseg
+from caaseg.models import HEADS
 from caaseg.models.cuda_graphs import MAX_SIZES, CapturedModel, capture_coarse
 from caaseg.models.folding import fold_batch_norm
 from caaseg.models.segmenter import Prediction, resize_prediction
@@ -89,6 +92,30 @@ def test_calls_with_gradients_are_not_captured() -> None:
         replayed(images).logits.sum().backward()
     assert model.classifier.weight.grad is not None
     assert not replayed._captures
+
+
+@needs_gpu
+@pytest.mark.parametrize("head", HEADS)
+def test_a_captured_training_step_gives_outputs_gradients_and_buffers_of_the_model(head: str) -> None:
+    model = caaseg.create_model(head, aux=True, **SMALL).cuda().train()  # type: ignore[arg-type]
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    captured, images = copy.deepcopy(model), torch.randn(2, 3, 65, 65, device="cuda")
+    replay = capture_coarse(captured, images, nullcontext)
+    for name, buffer in captured.named_buffers():
+        assert torch.equal(buffer, model.get_buffer(name)), name
+    for _ in range(2):
+        images = torch.randn(2, 3, 65, 65, device="cuda")
+        found, expected = replay(images), model.coarse(images)
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        for prediction in (found, expected):
+            outputs = [prediction.logits, prediction.presence, *prediction.branches.values()]
+            torch.stack([output.square().mean() for output in outputs if output is not None]).sum().backward()  # type: ignore[no-untyped-call]
+    for name, buffer in captured.named_buffers():  # such as batch norm statistics and the bases of emanet
+        torch.testing.assert_close(buffer, model.get_buffer(name), rtol=1e-3, atol=1e-4)
+    gradients = [[p.grad for p in part.parameters() if p.grad is not None] for part in (captured, model)]
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-2, atol=1e-3)
 
 
 @contextmanager

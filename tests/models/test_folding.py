@@ -10,7 +10,7 @@ from torch import nn
 
 import caaseg
 from caaseg.models import folding
-from caaseg.models.folding import PlainBlock, compile_for_inference, fold_batch_norm
+from caaseg.models.folding import PlainBlock, ReLUConvolution, compile_for_inference, fold_batch_norm
 from caaseg.models.fused_norm import fuse_batch_norm
 from tests.small_models import small_model
 
@@ -36,6 +36,8 @@ def norms(model: nn.Module) -> list[nn.BatchNorm2d]:
     [
         ("caa", "test_resnet", {"aux": True, "decoder": True}),
         ("danet", "test_efficientnet", {}),  # its batch norms contain activations
+        *((head, "test_resnet", {}) for head in ("nonlocal", "ccnet", "emanet", "ann", "encnet", "ocr")),
+        ("encnet", "test_resnet", {"lateral": True, "output_stride": 8}),
         pytest.param("axial_se", "resnet18", {"resnet_variant": "authors"}, marks=pytest.mark.slow),
         ("fcn", "test_resnet", {"input_upsampling": 1.5}),
         ("fcn", "resnet26d", {"output_stride": 8}),  # with pooling in its shortcuts
@@ -84,14 +86,16 @@ def test_models_with_fused_batch_norm_are_folded(head: str, backbone: str) -> No
         torch.testing.assert_close(fold_batch_norm(model)(images).logits, expected)
 
 
-def test_large_convolutions_in_parts_give_the_same_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = caaseg.create_model("caa", backbone="test_resnet", **SMALL).double()  # type: ignore[arg-type]
-    randomize_batch_norm(model)
-    folded, images = fold_batch_norm(model), torch.randn(2, 3, 40, 51, dtype=torch.float64)
+def test_a_large_convolution_in_parts_gives_the_same_outputs() -> None:
+    convolution = nn.Conv2d(600, 513, 3, stride=2, padding=1, dilation=2, dtype=torch.float64)
+    assert convolution.weight.numel() > folding.CACHED_WEIGHTS
+    features = torch.randn(2, 600, 6, 7, dtype=torch.float64)
     with torch.no_grad():
-        expected = folded(images).logits
-        monkeypatch.setattr(folding, "CACHED_WEIGHTS", 700)  # fewer than most layers have
-        torch.testing.assert_close(folded(images).logits, expected)
+        expected = convolution(features).relu()
+        added = torch.randn_like(expected)
+        folded = ReLUConvolution(convolution)
+        torch.testing.assert_close(folded(features), expected)
+        torch.testing.assert_close(folded(features, added), (convolution(features) + added).relu())
 
 
 def test_a_folded_resnet_consists_of_convolutions_only() -> None:

@@ -18,7 +18,7 @@ from caaseg.models.export import Deployed
 from caaseg.models.folding import fold_batch_norm
 from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.models.heads import head_class
-from caaseg.models.heads.base import AttentionHead, Head
+from caaseg.models.heads.base import AttentionHead, Head, HeadFeatures
 from tests.small_models import small_model, with_statistics
 
 HEAD_FILE = Path(__file__).with_name("mean_head.py")
@@ -34,7 +34,11 @@ def test_declared_attributes_agree_with_behavior(name: str) -> None:
     kind, model = head_class(name), small_model(name)
     assert isinstance(model.head, kind)
     assert kind.title != Head.title
-    assert tuple(model(torch.randn(2, 3, 33, 33)).branches) == kind.branches
+    outputs: list[HeadFeatures] = []
+    model.head.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+    prediction = model(torch.randn(2, 3, 33, 33))
+    assert tuple(outputs[0].branches) == kind.branches
+    assert tuple(prediction.branches) == (*kind.branches, *outputs[0].logits)
     refused = pytest.raises(ValueError, match="a batch of one image") if kind.needs_two_images else nullcontext()
     with refused:
         model(torch.randn(1, 3, 33, 33))

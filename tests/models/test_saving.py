@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import re
+import resource
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -132,8 +134,18 @@ def test_a_pytorch_file_is_read_without_running_code(saved: Path) -> None:
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in state.items())
 
 
-def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classes(tmp_path: Path) -> None:
-    model = build("danet", aux=True)
+@pytest.mark.parametrize(
+    ("head", "classifiers"),
+    [
+        ("danet", ["branch_classifiers.spatial", "branch_classifiers.channel"]),
+        ("encnet", ["head.classifier"]),
+        ("ocr", ["head.classifier"]),
+    ],
+)
+def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classes(
+    head: str, classifiers: list[str], tmp_path: Path
+) -> None:
+    model = build(head, aux=True)
     model.save_pretrained(tmp_path)
     message = "was trained on 3 classes and is loaded with 7: the classifiers are initialized anew"
     with pytest.warns(UserWarning, match=message):
@@ -142,9 +154,7 @@ def test_all_weights_but_the_classifiers_are_loaded_for_another_number_of_classe
     assert loaded.config.classes is None
     changed = {name for name, tensor in loaded.state_dict().items() if not _equal(tensor, model.state_dict()[name])}
     assert changed == {
-        f"{name}.{kind}"
-        for name in ("classifier", "branch_classifiers.spatial", "branch_classifiers.channel", "aux.2")
-        for kind in ("weight", "bias")
+        f"{name}.{kind}" for name in ("classifier", "aux.2", *classifiers) for kind in ("weight", "bias")
     }
     assert loaded(torch.randn(1, 3, 33, 33)).logits.shape == (1, 7, 33, 33)
 
@@ -253,7 +263,7 @@ def test_errors_distinguish_missing_and_unfinished_models(tmp_path: Path, monkey
     def unreachable(*arguments: Any, **options: Any) -> str:
         raise ConnectionError("no route to host")
 
-    monkeypatch.setattr("caaseg.models.saving.snapshot_download", unreachable)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
     with pytest.raises(
         ValueError, match=r"cannot be downloaded from the hub \(no route to host\); check the name and the network"
     ):
@@ -267,7 +277,7 @@ def test_only_config_and_weights_are_downloaded_from_the_hub(saved: Path, monkey
         requested.update(options, name=name)
         return str(saved)
 
-    monkeypatch.setattr("caaseg.models.saving.snapshot_download", fetch)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert load_model("hf://somebody/something").config.head == "caa"
     assert requested == {
         "name": "somebody/something",
@@ -316,14 +326,15 @@ def test_class_names_that_no_file_can_store_are_refused() -> None:
         ModelConfig.read({"head": "fcn", "backbone": "resnet18", "num_classes": 1, "classes": ["\ud800"]})
 
 
-def test_a_failed_save_leaves_the_old_model_unchanged(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any, **options: Any) -> None:
-        raise OSError("no space left on device")
-
+def test_a_failed_save_leaves_the_old_model_unchanged(saved: Path) -> None:
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
-    monkeypatch.setattr("caaseg.models.saving.save_file", full)
-    with pytest.raises(OSError, match="no space left"):
-        build("fcn").save_pretrained(saved)
+    model, limits = build("fcn"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, limits[1]))  # larger files cannot be written
+    try:
+        with pytest.raises(SafetensorError, match="File too large"):
+            model.save_pretrained(saved)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert before == {path.name: path.read_bytes() for path in saved.iterdir()}
 
 

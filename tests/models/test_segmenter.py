@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim
 from torch.nn.functional import cross_entropy
 
@@ -15,6 +15,7 @@ import caaseg
 from caaseg.attention import ChannelizedAxialAttention
 from caaseg.models import HEADS, ModelConfig, with_output_stride
 from caaseg.models.heads.axial import SqueezedAxialAttention
+from caaseg.models.segmenter import resize_prediction
 
 FAST_MODELS = [
     *((head, "test_resnet", 16, True, True) for head in HEADS),
@@ -23,8 +24,8 @@ FAST_MODELS = [
     ("danet", "test_efficientnet", 16, False, True),
     ("fcn", "resnet18", 16, False, False),
 ]
-ALL_MODELS = product(HEADS, ["resnet18", "test_resnet", "test_efficientnet"], [8, 16], [False, True], [False, True])
-BRANCHES = {"danet": {"spatial", "channel"}, "axial_se": {"channel"}}
+ALL_MODELS = product(HEADS, ["test_resnet", "test_efficientnet"], [8, 16], [False, True], [False, True])
+BRANCHES = {"danet": {"spatial", "channel"}, "axial_se": {"channel"}, "ocr": {"regions"}}
 SMALL: dict[str, Any] = {"num_classes": 5, "channels": 16, "key_channels": 4, "gate_width": 8}
 
 
@@ -51,17 +52,22 @@ def test_a_narrow_decoder_has_fewer_parameters(tmp_path: Path) -> None:
 )
 def test_every_model_predicts_and_learns(head: str, backbone: str, stride: int, decoder: bool, aux: bool) -> None:
     model = build(head, backbone, output_stride=stride, decoder=decoder, aux=aux)
-    for name, weight in model.named_parameters():
-        if name.endswith(".scale"):  # DANet's start at 0, where nothing before them learns yet
-            weight.data.fill_(0.5)
+    for weight in model.parameters():
+        if not weight.any():  # such as DANet's scales, before which nothing learns yet
+            nn.init.normal_(weight, 0, 0.5)
     images, labels = torch.randn(2, 3, 41, 33), torch.randint(5, (2, 41, 33))
-    prediction = model(images)
-    outputs = {"logits": prediction.logits, **prediction.branches} | ({"aux": prediction.aux} if aux else {})
+    coarse = model.coarse(images)
+    prediction = resize_prediction(coarse, (41, 33))
+    outputs = [prediction.logits, *prediction.branches.values(), *([] if prediction.aux is None else [prediction.aux])]
     assert (prediction.aux is not None) == aux
     assert prediction.branches.keys() == BRANCHES.get(head, set())
-    assert all(output.shape == (2, 5, 41, 33) for output in outputs.values())
+    assert all(output.shape == (2, 5, 41, 33) for output in outputs)
 
-    sum(cross_entropy(output, labels) for output in outputs.values()).backward()  # type: ignore[union-attr]
+    losses = [cross_entropy(output, labels) for output in outputs]
+    if coarse.presence is not None:
+        assert coarse.presence.shape == (2, 5)
+        losses.append(coarse.presence.square().mean())
+    torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
     without = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
     assert [name for name in without if not name.startswith("backbone.")] == []
     assert [name for name in without if dict(model.named_parameters())[name].grad is None] == []

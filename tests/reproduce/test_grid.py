@@ -1,11 +1,14 @@
 """The runs of a table, and the messages for grids that cannot be run."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from caaseg.cli import main
+from caaseg.errors import CaasegError
 from caaseg.reproduce.grid import plan_grid
+from tests.models import mean_head
 
 
 def test_rows_differ_only_in_the_values_that_the_table_studies(tmp_path: Path) -> None:
@@ -29,6 +32,21 @@ def test_rows_differ_only_in_the_values_that_the_table_studies(tmp_path: Path) -
     filtered = plan_grid("state_of_the_art", tmp_path, dataset="cityscapes")
     assert [row.name for row in filtered.rows] == ["danet_aux_s8_cityscapes", "caa_aux_s8_cityscapes"]
     assert filtered.recipe is None
+
+
+def test_a_head_of_your_own_is_a_row_of_the_table_of_heads(tmp_path: Path) -> None:
+    own = f"{Path(mean_head.__file__)}:MeanHead"
+    grid = plan_grid("heads", tmp_path, dataset="scenes", rows=["axial", own])
+    assert [row.name for row in grid.rows] == ["axial", "MeanHead"]
+    assert grid.rows[1].baseline == "axial"
+    assert grid.rows[1].title(own_recipe=False) == mean_head.MeanHead.title
+    assert grid.by_row["MeanHead", 0].recipe.model.head == own
+
+    copied = shutil.copy(mean_head.__file__, tmp_path)
+    with pytest.raises(CaasegError, match=r"but another row is named MeanHead; rename the class"):
+        plan_grid("heads", tmp_path, dataset="scenes", rows=[own, f"{copied}:MeanHead"])
+    with pytest.raises(CaasegError, match=r"--rows has '.*:MeanHead'; expected any of axial, axial_se, caa"):
+        plan_grid("table2", tmp_path, dataset="scenes", rows=[own])
 
 
 @pytest.mark.parametrize(

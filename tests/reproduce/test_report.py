@@ -35,9 +35,8 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
         report_row("unfinished", 0.55, None, None, baseline=first),
         report_row("none", None, None, None, baseline=first, note="The paper does not state the stride."),
     )
-    report = GridReport(
-        title="A table", notes=("A note.",), rows=rows, quoted=(("Other", 61.5),), same_data=True, missing=5
-    )
+    quoted = (("Other", 61.5, "quoted by the paper"),)
+    report = GridReport(title="A table", notes=("A note.",), rows=rows, quoted=quoted, same_data=True, missing=5)
     page = markdown(report)
     cells = {
         arguments[1].strip(): [word.strip() for word in arguments[2:-1]]
@@ -61,7 +60,7 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
     assert "- [1] The paper does not state the stride.\n" in page
     assert "- Shown: better is higher than axial (3 of 3 seeds); worse is lower than axial (3 of 3 seeds).\n" in page
     assert (
-        "- Not shown: unclear against axial (3 of 3 seeds, interval with zero); unfinished against axial (1 of 3 "
+        "- Not shown: unclear against axial (3 of 3 seeds, interval contains zero); unfinished against axial (1 of 3 "
         "seeds, no interval); none against axial (0 of 3 seeds).\n"
     ) in page
     assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [

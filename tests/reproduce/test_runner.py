@@ -9,17 +9,17 @@ import signal
 import subprocess
 import sys
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from scipy import stats
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from caaseg.cli import main
-from caaseg.data.catalogue import DATASETS
-from caaseg.data.sample import Sample, SegmentationDataset
+from caaseg.models.backbones import TimmBackbone
 from caaseg.reproduce import runner
 from caaseg.training.metrics_log import read_metrics
 from tests import processes
@@ -200,23 +200,6 @@ def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsy
     assert "--limit-minutes is 0; expected greater than 0" in capsys.readouterr().err
 
 
-class SignalOnRead:
-    """A dataset that sends a signal to this process when a given number of samples has been read."""
-
-    def __init__(self, dataset: SegmentationDataset, number: signal.Signals, reads: int) -> None:
-        self.dataset, self.number, self.last, self.reads = dataset, number, reads, 0
-        self.classes, self.palette = dataset.classes, dataset.palette
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Sample:
-        self.reads += 1
-        if self.reads == self.last:
-            os.kill(os.getpid(), self.number)
-        return self.dataset[index]
-
-
 @pytest.mark.parametrize(
     ("in_training", "in_scoring"),
     [
@@ -228,30 +211,36 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
     in_training: signal.Signals,
     in_scoring: signal.Signals,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def run_grid_with_signal(number: signal.Signals, split: str) -> int:
-        def opened(root: Path | None, name: str, **options: Any) -> SegmentationDataset:
-            dataset = scenes.open(root, name, **options)
-            reads = 18 if split == "train" else 9  # the sizes of all 9 training images are measured first
-            return SignalOnRead(dataset, number, reads) if name == split else dataset
+    run = tmp_path / "grid" / "runs" / "fcn-seed0"
 
-        with monkeypatch.context() as patch:
-            patch.setitem(DATASETS, "scenes", replace(scenes, open=opened))
+    def run_grid_with_signal(number: signal.Signals, *, scoring: bool) -> int:
+        """Run the grid, and send a signal in the fifth training step, or in the fifth forward pass of scoring."""
+        passes = 0
+
+        def count(module: nn.Module, inputs: object, output: object) -> None:
+            nonlocal passes
+            if isinstance(module, TimmBackbone) and ((run / "model").is_dir() if scoring else module.training):
+                passes += 1
+                if passes == 5:
+                    os.kill(os.getpid(), number)
+
+        hook = register_module_forward_hook(count)
+        try:
             return main(arguments)
+        finally:
+            hook.remove()
 
-    scenes = DATASETS["scenes"]
     arguments = ["reproduce", "heads", *SCENES, "--data.scenes.length", "9", "--rows", "fcn", "--steps", "12"]
     arguments += ["--out", str(tmp_path / "grid"), "--checkpoint_every", "100", "--validate_every", "100"]
     arguments += ["--split", "test"]  # validation during training scores val, which would be reused
     handlers = [signal.getsignal(number) for number in (in_training, in_scoring)]
-    assert run_grid_with_signal(in_training, "train") == 128 + in_training
+    assert run_grid_with_signal(in_training, scoring=False) == 128 + in_training
     assert [signal.getsignal(number) for number in (in_training, in_scoring)] == handlers
     assert "stopped: 1 of 1 cells are left; run the same command to continue" in capsys.readouterr().out
-    run = tmp_path / "grid" / "runs" / "fcn-seed0"
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000005.pt"]
-    assert run_grid_with_signal(in_scoring, "test") == 128 + in_scoring
+    assert run_grid_with_signal(in_scoring, scoring=True) == 128 + in_scoring
     assert (run / "model").is_dir()
     assert not (tmp_path / "grid" / "cells").exists()
     assert main(arguments) == 0

@@ -9,6 +9,7 @@ from caaseg.config import HEAD_NAMES, Architecture, ModelConfig
 from caaseg.models import Segmenter
 from caaseg.recipes import load_recipe, recipe_names, row_names
 from caaseg.reproduce.grid import plan_grid
+from caaseg.reproduce.published import NUMBERS
 from caaseg.reproduce.tables import BASES, ROWS, TABLES
 
 
@@ -25,6 +26,8 @@ def test_a_row_has_the_values_that_the_table_studies(name: str) -> None:
     }
 
 
+MMSEG = ("ade20k", "voc2012")
+"""Tables with the settings and numbers of mmsegmentation."""
 PAPER_DATASETS = {row.dataset for table in TABLES.values() for row in table.rows if row.dataset}
 
 
@@ -34,7 +37,7 @@ def test_a_paper_recipe_is_deterministic_and_names_pretrained_weights_of_imagene
     assert recipe.deterministic
     assert recipe.model.pretrained is True
     model, _, tag = recipe.model.backbone.partition(".")
-    assert tag.endswith("_in1k")  # without a tag, the weights change between versions of timm
+    assert tag.endswith("_in1k") or "dinov2" in model  # without a tag, the weights change between versions of timm
     assert "jft" not in tag
     assert "in22k" not in tag or model == "convnext_large"  # which CAR uses
 
@@ -42,7 +45,7 @@ def test_a_paper_recipe_is_deterministic_and_names_pretrained_weights_of_imagene
 def test_every_row_of_the_paper_is_a_recipe() -> None:
     rows = [f"{name}/{row.name}" for name, table in TABLES.items() for row in table.rows if row.dataset]
     assert rows == row_names() == list(ROWS)
-    assert len(rows) == 56
+    assert len(rows) == 111
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -51,7 +54,7 @@ def test_rows_have_unique_names_and_existing_baselines(name: str) -> None:
     assert len(rows) == len(TABLES[name].rows)
     for row in rows.values():
         assert row.baseline is None or rows[row.baseline].dataset == row.dataset
-        assert row.paper or name in ("heads", "result_figure") or row.name == "caa_gate5x128_relu"
+        assert row.paper or name in ("heads", "result_figure", *MMSEG) or row.name == "caa_gate5x128_relu"
     assert any(row.baseline for row in rows.values())
 
 
@@ -72,10 +75,30 @@ def test_the_numbers_agree_with_the_text_of_the_paper() -> None:
     assert round(ours.paper["multi"].mean - max(others), 1) == 1.3  # "by a large margin of 1.3%"
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "/danet" in name])
+@pytest.mark.parametrize("name", [name for name in ROWS if "/danet" in name and not name.startswith(MMSEG)])
 def test_danet_has_the_losses_of_its_two_branches_and_none_on_the_backbone(name: str) -> None:
     recipe = load_recipe(name)
     assert (recipe.model.head, recipe.model.aux, recipe.loss.branch_weight) == ("danet", False, 1.0)
+
+
+@pytest.mark.parametrize("dataset", MMSEG)
+def test_rows_in_the_settings_of_mmsegmentation(dataset: str) -> None:
+    rows = [row for row in TABLES[dataset].rows if row.paper]
+    assert len(rows) == sum(map(len, NUMBERS[dataset].values()))
+    assert len({row.source for row in rows}) == len(rows)
+    for row in rows:
+        recipe = load_recipe(f"{dataset}/{row.name}")
+        assert recipe.steps == int(row.name.rpartition("_")[2].removesuffix("k")) * 1000
+        assert f"-{recipe.steps // 1000}k_" in (row.source or "")
+        assert (recipe.batch_size, recipe.data.crop, recipe.data.scales) == (16, (512, 512), (0.5, 2.0))
+        optimizer = recipe.optimizer
+        assert (optimizer.name, optimizer.lr, optimizer.momentum, optimizer.power) == ("sgd", 0.01, 0.9, 0.9)
+        assert optimizer.weight_decay == 0.0005
+        assert recipe.model.output_stride == (32 if recipe.model.head == "upernet" else 8)
+        assert (recipe.model.aux, recipe.model.aux_stage, recipe.loss.aux_weight) == (True, 3, 0.4)
+        assert (recipe.loss.branch_weight, recipe.loss.presence_weight) == (1.0, 0.2)
+    regions = [load_recipe(name) for name in ROWS if name.startswith(f"{dataset}/ocr_")]
+    assert [(recipe.model.aux, recipe.loss.branch_weight) for recipe in regions] == [(False, 0.4)] * 2
 
 
 def test_rows_of_the_result_figure_are_those_of_the_tables_by_name() -> None:
@@ -93,6 +116,8 @@ def test_rows_of_the_result_figure_are_those_of_the_tables_by_name() -> None:
 
 def test_rows_that_the_paper_leaves_open_have_a_note() -> None:
     noted = {f"{name}/{row.name}": row.note for name, table in TABLES.items() for row in table.rows if row.note}
+    for row in ("caa_convnext_large", "caa_car_convnext_large", "caa_dinov2_base"):
+        assert "and no settings: ours are" in noted.pop(f"ade20k/{row}_160k")
     assert "trained at stride 8 or 16" in noted.pop("table5/caa_efficientnet_b7_s8")
     assert "does not state the schedule" in noted["appendix/caa_efficientnet_b5_coco_stuff_164k"]
     assert list(noted) == [f"appendix/{row.name}" for row in TABLES["appendix"].rows]

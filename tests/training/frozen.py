@@ -45,7 +45,7 @@ def train_frozen(out: Path, *options: str, devices: int = 1) -> list[int]:
     train_data, val_data = PartlyIgnored("train"), PartlyIgnored("val")
     model = build_model(recipe, train_data)
     for part in model.modules():
-        if isinstance(part, nn.BatchNorm2d | nn.Dropout):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm | nn.Dropout):
             part.eval()
             part.train = lambda mode=True, part=part: part  # type: ignore[method-assign]
     seeds: list[int] = []

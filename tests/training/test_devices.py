@@ -17,6 +17,8 @@ from tests.training.frozen import train_frozen
 PYTHON = [sys.executable, "-m"]
 TORCHRUN = [*PYTHON, "torch.distributed.run", "--nproc-per-node", "2", "--standalone", "-m"]
 
+LOSSES = ("--loss.class_weights", "log", "--model.head", "encnet")  # losses per pixel, and one per image
+
 # Lightning warns about modules in evaluation mode, which these tests want.
 modules_in_eval_mode = pytest.mark.filterwarnings("ignore:Found .* in eval mode")
 
@@ -34,20 +36,32 @@ def assert_same_run(run: Path, expected: Path) -> None:
 
 
 def train_and_write_seeds(directory: Path) -> None:
-    seeds = train_frozen(directory / "ranks", "--loss.class_weights", "log")
+    seeds = train_frozen(directory / "ranks", *LOSSES)
     (directory / f"seeds-{os.environ['RANK']}.json").write_text(json.dumps(seeds))
 
 
 @modules_in_eval_mode
 def test_parts_of_a_step_and_two_processes_give_the_same_weights(tmp_path: Path) -> None:
-    train_frozen(tmp_path / "one", "--loss.class_weights", "log")
-    train_frozen(tmp_path / "parts", "--loss.class_weights", "log", "--accumulate", "4")
+    train_frozen(tmp_path / "one", *LOSSES)
+    train_frozen(tmp_path / "parts", *LOSSES, "--accumulate", "4")
     assert_same_run(tmp_path / "parts", tmp_path / "one")
     assert run_ranks(train_and_write_seeds, tmp_path) == [0, 0]
     assert_same_run(tmp_path / "ranks", tmp_path / "one")
     # Dropout must differ between steps and between processes.
     seeds = [seed for rank in (0, 1) for seed in json.loads((tmp_path / f"seeds-{rank}.json").read_text())]
     assert len(seeds) == len(set(seeds)) == 8
+
+
+def train_without_ddp(directory: Path) -> None:
+    train_frozen(directory / "ranks", "--loss.class_weights", "log", "--cuda_graph", "true")
+
+
+@modules_in_eval_mode
+def test_gradients_averaged_after_a_captured_step_give_the_same_weights(tmp_path: Path) -> None:
+    """On a CPU nothing is captured, but `cuda_graph` trains with `average_gradients` instead of DDP there, too."""
+    train_frozen(tmp_path / "one", "--loss.class_weights", "log")
+    assert run_ranks(train_without_ddp, tmp_path) == [0, 0]
+    assert_same_run(tmp_path / "ranks", tmp_path / "one")
 
 
 def train_in_new_process(out: Path, launcher: list[str], devices: int, *options: str) -> str:

@@ -9,7 +9,7 @@ from caaseg.config import OptimizerRecipe
 from caaseg.training.ema import EMA
 from caaseg.training.loop import step_seed
 from caaseg.training.optim import make_optimizer
-from caaseg.training.setup import Processes, synchronize_batch_norm
+from caaseg.training.setup import synchronize_batch_norm
 
 
 def model(backbone: str = "test_resnet") -> caaseg.Segmenter:
@@ -53,7 +53,7 @@ def test_every_batch_norm_is_replaced_by_synchronized_batch_norm(backbone: str) 
     images = torch.randn(2, 3, 33, 33)
     expected = plain(images).logits
     norms = sum(isinstance(part, nn.BatchNorm2d) for part in plain.modules())
-    converted = synchronize_batch_norm(plain, Processes(torch.device("cuda"), 2, 1))
+    converted = synchronize_batch_norm(plain)
     assert not any(isinstance(part, nn.BatchNorm2d) for part in converted.modules())
     assert sum(isinstance(part, nn.SyncBatchNorm) for part in converted.modules()) == norms
     torch.testing.assert_close(converted(images).logits, expected)  # activations inside timm's layers remain

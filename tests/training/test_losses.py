@@ -22,6 +22,7 @@ from caaseg.training.losses import (
     WeightedSum,
     log_class_weights,
     make_loss,
+    presence_loss,
     segmentation_loss,
 )
 
@@ -132,6 +133,37 @@ def test_losses_of_auxiliary_classifier_and_branches_are_weighted() -> None:
     expected = mean(logits) + 0.4 * mean(2 * logits) + 0.7 * (mean(3 * logits) + mean(-logits))
     found = segmentation_loss(loss, prediction, labels, count, LossRecipe(aux_weight=0.4, branch_weight=0.7))
     assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+@given(seed=st.integers(0, 2**31), n=sizes, k=sizes)
+def test_presence_loss_equals_its_definition(seed: int, n: int, k: int) -> None:
+    logits, labels = draw(seed, n, k, 2, 2)
+    presence = logits[:, :, 0, 0].double()
+    expected = 0.0
+    for image in range(n):
+        for label in range(k):
+            p = 1 / (1 + math.exp(-float(presence[image, label])))
+            expected -= math.log(p if label in labels[image].tolist()[0] + labels[image].tolist()[1] else 1 - p)
+    found = presence_loss(presence, labels)
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(expected, rel=1e-12)
+
+
+def test_parts_of_the_presence_loss_add_up_to_its_mean_over_images_and_classes() -> None:
+    logits, labels = draw(9, 6, 4, 3, 5)
+    loss, recipe = CrossEntropy(), LossRecipe(presence_weight=0.7)
+    count, presence = loss.count(labels), logits[:, :, 0, 0].double().requires_grad_()
+    expected = 0.7 * presence_loss(presence, labels) / (6 * 4)
+    (gradient,) = torch.autograd.grad(expected, presence)
+    for parts in (1, 2, 6):
+        total = torch.zeros((), dtype=torch.float64)
+        for chosen in torch.arange(6).chunk(parts):
+            plain = Prediction(torch.zeros_like(logits[chosen]), None, {})
+            full = plain._replace(presence=presence[chosen])
+            total += segmentation_loss(loss, full, labels[chosen], count, recipe, num_images=6)
+            total -= segmentation_loss(loss, plain, labels[chosen], count, recipe)
+        torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(torch.autograd.grad(total, presence)[0], gradient)
 
 
 def test_log_weights_are_larger_for_rare_classes_and_have_mean_1_over_the_pixels() -> None:

@@ -4,12 +4,15 @@ import resource
 import signal
 import subprocess
 import sys
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import evaluate, join_processes
@@ -19,7 +22,14 @@ from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
 from caaseg.training.loop import StopSignals
 from caaseg.training.metrics_log import read_metrics
-from caaseg.training.ranks import LostRankError, end_together, joined_ranks
+from caaseg.training.ranks import (
+    LostRankError,
+    average_gradients,
+    copy_first_state,
+    end_together,
+    joined_ranks,
+    match_gradient_strides,
+)
 from caaseg.training.setup import open_split, resolve_processes
 from tests import processes
 from tests.processes import exit_with_command, run_ranks
@@ -127,6 +137,44 @@ def test_the_error_of_a_lost_rank_is_distinguished_from_other_errors() -> None:
         raise RuntimeError(error)
     with pytest.raises(RuntimeError, match="a bug"), joined_ranks():
         raise RuntimeError("a bug")
+
+
+def test_gradients_get_the_strides_that_ddp_expects() -> None:
+    """DDP warns about other strides; warnings are errors, so that `test_devices` shows this with two processes too."""
+    layers = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 2, 3)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    match_gradient_strides(layers)
+    gradients = [torch.randn(parameter.shape) for parameter in layers.parameters()]  # contiguous
+    torch.stack([(p * g).sum() for p, g in zip(layers.parameters(), gradients, strict=True)]).sum().backward()  # type: ignore[no-untyped-call]
+    for parameter, expected in zip(layers.parameters(), gradients, strict=True):
+        assert parameter.grad is not None
+        assert parameter.grad.stride() == parameter.stride()
+        assert torch.equal(parameter.grad, expected)
+
+
+def compare_with_ddp(directory: Path) -> None:
+    """Compute gradients that differ between the ranks, averaged by DDP and by `average_gradients`."""
+    dist.init_process_group("gloo")
+    torch.manual_seed(dist.get_rank())  # other weights and images on each rank
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)).double()
+    layers[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    layers[2].bias.requires_grad_(False)
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    copy_first_state(layers)
+    copied = deepcopy(layers)
+    match_gradient_strides(copied)
+    wrapped = DistributedDataParallel(copied)  # a reference, so that it lives until the backward pass
+    wrapped(images).square().sum().backward()
+    layers(images).square().sum().backward()
+    average_gradients(layers)
+    for ours, expected in zip(layers.parameters(), copied.parameters(), strict=True):
+        assert (ours.grad is None) == (expected.grad is None)
+        if ours.grad is not None and expected.grad is not None:
+            torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-12, atol=1e-12)
+    dist.destroy_process_group()
+
+
+def test_gradients_averaged_by_hand_equal_those_of_ddp(tmp_path: Path) -> None:
+    assert run_ranks(compare_with_ddp, tmp_path) == [0, 0]
 
 
 def stop_rank_1(rank: int, directory: Path) -> None:

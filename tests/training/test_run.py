@@ -19,12 +19,21 @@ import caaseg
 from caaseg.benchmarks.timing import LiveTensors
 from caaseg.cli import main
 from caaseg.errors import CaasegError
+from caaseg.models.fused_norm import FusedSyncBatchNorm, fuse_batch_norm
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
-from caaseg.training.memory import check_cache_fits, min_step_bytes, try_step
+from caaseg.training.loop import can_capture_graph
+from caaseg.training.memory import check_cache_fits, check_device_cache_fits, min_step_bytes, try_step
 from caaseg.training.metrics_log import MetricsLog, read_metrics
 from caaseg.training.run import train
-from caaseg.training.setup import Processes, build_model, open_split, resolve_processes, synchronize_batch_norm
+from caaseg.training.setup import (
+    Processes,
+    build_model,
+    is_batch_norm_synchronized,
+    open_split,
+    resolve_processes,
+    synchronize_batch_norm,
+)
 from caaseg.training.step_log import NonFiniteLossError, Progress, StepLog
 from tests.small_models import small_model
 from tests.training.small import SMALL_ARGUMENTS, images_and_masks, small_recipe
@@ -148,8 +157,9 @@ def test_speed_excludes_validation(tmp_path: Path) -> None:
     assert [line["waiting"] for line in lines] == pytest.approx([0.25] * 4, rel=0.1)
 
 
-def test_a_run_resumes_from_the_path_of_a_checkpoint(tmp_path: Path) -> None:
-    recipe = small_recipe("--steps", "4", "--checkpoint_every", "2")
+@pytest.mark.parametrize("head", ["caa", "emanet"])
+def test_a_run_resumes_from_the_path_of_a_checkpoint(head: str, tmp_path: Path) -> None:
+    recipe = small_recipe("--steps", "4", "--checkpoint_every", "2", "--model.head", head)
     train(recipe, tmp_path / "whole", device="cpu")
     path = tmp_path / "whole" / "checkpoints" / "step-00000002.pt"
     train(recipe, tmp_path / "other", device="cpu", resume=path)
@@ -190,14 +200,25 @@ def test_a_compiled_model_is_trained_and_saved(tmp_path: Path) -> None:
     assert caaseg.load_model(tmp_path / "run").config.head == "fcn"
 
 
-@pytest.mark.parametrize(("device", "gpus", "synchronized"), [("cuda", 1, False), ("cuda", 2, True), ("cpu", 2, False)])
-def test_several_gpus_use_synchronized_batch_norm(device: str, gpus: int, synchronized: bool) -> None:
-    recipe = small_recipe()
+@pytest.mark.parametrize(
+    ("device", "gpus", "setting", "synchronized"),
+    [("cuda", 1, "true", False), ("cuda", 2, "true", True), ("cuda", 2, "false", False), ("cpu", 2, "true", False)],
+)
+def test_several_gpus_use_synchronized_batch_norm(device: str, gpus: int, setting: str, synchronized: bool) -> None:
+    recipe = small_recipe("--sync_batch_norm", setting)
+    assert is_batch_norm_synchronized(recipe, Processes(torch.device(device), gpus, 1)) == synchronized
+
+
+def test_synchronized_batch_norm_is_fused_but_not_captured_and_batch_norm_per_gpu_is_both() -> None:
+    recipe = small_recipe("--cuda_graph", "true")
     model = build_model(recipe, open_split(recipe, "train"))
-    model = synchronize_batch_norm(model, Processes(torch.device(device), gpus, 1))
-    kinds = {type(part) for part in model.modules()}
-    assert (nn.SyncBatchNorm in kinds) == synchronized
-    assert (nn.BatchNorm2d in kinds) != synchronized
+    assert can_capture_graph(recipe, model, ranks=1)
+    assert can_capture_graph(recipe, model, ranks=2)
+    model = synchronize_batch_norm(model)
+    assert not can_capture_graph(recipe, model, ranks=2)
+    fuse_batch_norm(model)
+    assert not can_capture_graph(recipe, model, ranks=2)
+    assert {type(part) for part in model.modules() if isinstance(part, nn.SyncBatchNorm)} == {FusedSyncBatchNorm}
 
 
 def test_a_recipe_sets_the_momentum_of_batch_norm(tmp_path: Path) -> None:
@@ -294,6 +315,34 @@ def test_a_cache_larger_than_the_memory_is_refused(tmp_path: Path, capsys: pytes
         check_cache_fits(1_000_000, 1_000_000_000)
 
 
+def test_data_on_the_device_gives_nearly_the_same_losses_and_resumes_with_identical_weights(tmp_path: Path) -> None:
+    more = ("--data.rotation", "10", "--data.blur", "0.5", "--loss.class_weights", "log", "--checkpoint_every", "2")
+    cached, on_device = (small_recipe(*more, "--data.cache", cache) for cache in ("true", "device"))
+    train(cached, tmp_path / "cached", device="cpu")
+    train(on_device, tmp_path / "whole", device="cpu")
+    expected, found = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("cached", "whole"))
+    for line, expected_line in zip(found, expected, strict=True):
+        if "loss" in expected_line:
+            assert line["loss"] == pytest.approx(expected_line["loss"], rel=0.01)
+
+    def interrupt(progress: Progress) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    stopped = train(on_device, tmp_path / "stopped", device="cpu", progress=interrupt)
+    assert not stopped.finished
+    with pytest.raises(ValueError, match=r"data\.cache was device and is True; use the same, or another --out"):
+        train(cached, tmp_path / "stopped", device="cpu", resume="auto")
+    assert train(on_device, tmp_path / "stopped", device="cpu", resume="auto").finished
+    assert_identical(weights(tmp_path / "stopped"), weights(tmp_path / "whole"))
+
+
+def test_a_dataset_larger_than_the_device_is_refused() -> None:
+    message = r"need 5,000,000,000 bytes and 4,000,000,000 bytes are free on cuda:0; set data\.cache true to hold them"
+    with pytest.raises(ValueError, match=message):
+        check_device_cache_fits(5_000_000_000, 4_000_000_000, "cuda:0")
+    check_device_cache_fits(4_000_000_000, 4_000_000_000, "cuda:0")
+
+
 def test_ctrl_c_stops_a_run_after_a_checkpoint(tmp_path: Path) -> None:
     def interrupt(progress: Progress) -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -358,7 +407,7 @@ def test_a_model_with_input_upsampling_and_a_decoder_learns(tmp_path: Path) -> N
     assert caaseg.load_model(tmp_path / "run").config.input_upsampling == 2
 
 
-@pytest.mark.parametrize("head", ["caa", "danet"])
+@pytest.mark.parametrize("head", ["caa", "danet", "emanet"])
 def test_trying_a_step_changes_nothing(head: str) -> None:
     recipe = small_recipe("--model.head", head, "--model.aux", "true")
     model = build_model(recipe, open_split(recipe, "train")).train()

@@ -10,19 +10,24 @@ import os
 import signal
 import socket
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 
-import caaseg
-import caaseg.api
+import caaseg.api  # noqa: F401  imported once, before the forks
 from caaseg.cli import main
-from caaseg.models import Prediction
-from caaseg.training import ranks, setup
+from caaseg.training import setup
+from tests.processes import shorten_rank_timeout
 from tests.training.small import SMALL_ARGUMENTS
 
 TIMEOUT_S = 5
+FAILING = Path(__file__).with_name("failing_heads.py")
+HEADS = {
+    "none": "fcn",
+    "kill": f"{FAILING}:KilledHead",
+    "stop": f"{FAILING}:StoppedHead",
+    "nan": f"{FAILING}:SecondRankNaNHead",
+}
 
 
 def run_rank(rank: int, port: int, fault: str, out: Path) -> int:
@@ -30,24 +35,10 @@ def run_rank(rank: int, port: int, fault: str, out: Path) -> int:
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ.update(group | own)
     torch.set_num_threads(1)
-    ranks.RANK_TIMEOUT = timedelta(seconds=TIMEOUT_S)
-    coarse, calls = caaseg.Segmenter.coarse, 0
-
-    def faulty(model: caaseg.Segmenter, images: torch.Tensor) -> Prediction:
-        nonlocal calls
-        calls += 1
-        prediction = coarse(model, images)
-        if calls != 2 or rank == 0:
-            return prediction
-        if fault in ("kill", "stop"):
-            os.kill(os.getpid(), signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-        return prediction._replace(logits=prediction.logits * float("nan"))
-
-    if fault != "none":
-        caaseg.Segmenter.coarse = faulty  # type: ignore[method-assign,assignment]
+    shorten_rank_timeout(TIMEOUT_S)
     arguments = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(out), *SMALL_ARGUMENTS]
     try:
-        return main([*arguments, "--model.head", "fcn", "--steps", "3", "--checkpoint_every", "1"])
+        return main([*arguments, "--model.head", HEADS[fault], "--steps", "3", "--checkpoint_every", "1"])
     except SystemExit as end:
         return int(str(end.code))
 

@@ -1,5 +1,5 @@
 """The web app of `caaseg app`: photos, their predicted classes, and the attention of a selected pixel.
 
-`server.py` has the requests, `photos.py` the stored photos, `predictions.py` what the models say about them,
-`downloads.py` the files to save, `protection.py` the refusal of foreign requests, and `page/` the page itself.
+`server.py` answers requests, `photos.py` stores photos, `predictions.py` computes predictions and attention,
+`downloads.py` writes the files to save, `protection.py` refuses requests of other web sites, and `page/` is the page.
 """

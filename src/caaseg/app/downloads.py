@@ -27,7 +27,7 @@ def write_labels(labels: NDArray[np.uint8], model: AppModel, path: Path) -> None
 def write_overlay(
     image: Tensor, labels: NDArray[np.uint8], model: AppModel, path: Path, *, opacity: float, hidden: Collection[int]
 ) -> None:
-    """Write the photo under the colors of its classes, as the page shows it.
+    """Write the photo blended with the colors of its classes, as the page shows it.
 
     Args:
         image: the photo, (3, H, W) uint8.
@@ -48,7 +48,7 @@ def write_overlay(
 
 
 def write_masks(labels: NDArray[np.uint8], model: AppModel, path: Path) -> None:
-    """Write a ZIP archive with one black and white PNG per class that occurs, 255 where the class is."""
+    """Write a ZIP archive with one PNG per class that occurs: 255 for the pixels of the class, 0 for all others."""
     with zipfile.ZipFile(path, "w") as archive:  # PNG is compressed already
         for k in np.unique(labels).tolist():
             content = BytesIO()
@@ -59,7 +59,7 @@ def write_masks(labels: NDArray[np.uint8], model: AppModel, path: Path) -> None:
 def write_attention(
     view: NDArray[np.uint8], attention: PixelAttention, position: tuple[float, float], path: Path
 ) -> None:
-    """Write the reach of a pixel and, for axial attention, its column and row beside it.
+    """Write the attention of a pixel over the whole photo and, for axial attention, along its column and row beside it.
 
     Args:
         view: the photo, (H, W, 3).

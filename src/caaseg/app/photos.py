@@ -1,4 +1,4 @@
-"""Photos of the app, on disk: each in a directory of its own with all files made from it, until it is removed."""
+"""Photos of the app on disk. Each has its own directory with all files made from it, until it is removed."""
 
 import os
 import shutil
@@ -21,11 +21,11 @@ VIEW_SIDE = 1600
 """Maximum length of the longer side of a photo on the page. Files to save have the size of the photo."""
 MAX_PHOTOS = 200
 MAX_BYTES = 4 << 30
-"""Above either limit the photo that was used longest ago is deleted."""
+"""Above either limit, the least recently used photo is deleted."""
 
 
 class MissingPhotoError(CaasegError):
-    """A photo is not stored, or not any more."""
+    """A photo is not stored, or no longer stored."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Photo:
     """A stored photo."""
 
     id: str
-    name: str  # of the file, as its user calls it
+    name: str  # file name on the user's machine
     path: Path  # the file as it was uploaded
     size: tuple[int, int]  # height and width
     view_size: tuple[int, int]  # height and width of its view
@@ -64,14 +64,14 @@ class Photos:
 
     Args:
         directory: an existing directory, for the files.
-        max_photos: number of photos at which the one used longest ago is deleted.
-        max_bytes: the same for the size of all their files.
+        max_photos: number of photos above which the least recently used one is deleted.
+        max_bytes: total size of their files above which it is deleted.
     """
 
     def __init__(self, directory: Path, *, max_photos: int = MAX_PHOTOS, max_bytes: int = MAX_BYTES) -> None:
         self._directory = directory
         self._max_photos, self._max_bytes = max_photos, max_bytes
-        self._photos: dict[str, Photo] = {}  # the one used longest ago first
+        self._photos: dict[str, Photo] = {}  # the least recently used one first
         self._lock = threading.Lock()
 
     def new_path(self) -> Path:
@@ -81,11 +81,11 @@ class Photos:
         return directory / "photo"
 
     def add(self, path: Path, name: str, *, pinned: bool = False) -> Photo:
-        """Decode the file at a path of `new_path`, and store it; delete it if it is no photo.
+        """Decode the file at a path of `new_path`, and store it; delete it if it is not a photo.
 
         Args:
             path: the file.
-            name: what its user calls it; for messages and for the names of files to save.
+            name: file name on the user's machine, for messages and for the names of files to save.
             pinned: store it until the app ends.
         """
         try:
@@ -138,7 +138,7 @@ class Photos:
 
 
 def read_named(path: Path, name: str) -> Tensor:
-    """Decode a photo, (3, H, W) uint8; messages name it as its user does, without the directory of the app."""
+    """Decode a photo, (3, H, W) uint8; error messages contain its own name, not its path in the app."""
     try:
         return read_image(path)
     except BadFileError as error:
@@ -148,7 +148,7 @@ def read_named(path: Path, name: str) -> Tensor:
 
 @contextmanager
 def upload_directory(parent: Path) -> Iterator[Path]:
-    """Yield a new directory for uploads, deleted at the end. Directories that killed apps left are deleted, too.
+    """Yield a new directory for uploads, deleted at the end. Directories left by killed apps are deleted, too.
 
     Args:
         parent: directory of the uploads of all apps of this user; created if it does not exist.
@@ -158,12 +158,12 @@ def upload_directory(parent: Path) -> Iterator[Path]:
         raise CaasegError(
             f"{parent}: belongs to another user, who could change uploads; set TMPDIR to another directory"
         )
-    for left in [path for path in parent.iterdir() if path.is_dir()]:
-        with lock_name(parent, left.name, wait=False) as is_free:
+    for leftover in [path for path in parent.iterdir() if path.is_dir()]:
+        with lock_name(parent, leftover.name, wait=False) as is_free:
             if is_free:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(leftover, ignore_errors=True)
     directory = parent / uuid4().hex
-    with lock_name(parent, directory.name, wait=True):  # before the directory exists: it never is without its lock
+    with lock_name(parent, directory.name, wait=True):  # before mkdir, so that it always has a lock
         directory.mkdir()
         try:
             yield directory
@@ -172,5 +172,5 @@ def upload_directory(parent: Path) -> Iterator[Path]:
 
 
 def user_id() -> int:
-    """Return the id of the user; 0 on Windows, where everyone has a temporary directory."""
+    """Return the id of the user; 0 on Windows, where each user has their own temporary directory."""
     return os.getuid() if hasattr(os, "getuid") else 0

@@ -1,4 +1,4 @@
-"""Predictions of the app's models, and the attention behind them. For one thread: models record one image at a time."""
+"""Predictions of the app's models and their attention. Use from one thread: a model stores one image's attention."""
 
 import gzip
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from caaseg.models.image_size import ImageSize
 from caaseg.models.result import Predictable
 
 MAX_ATTENTION_BYTES = 256 << 20
-"""Limit of the memory for predictions and their attention. Those used longest ago are dropped first."""
-GATES = 6  # channels on each side of the chart of gates
+"""Limit of the memory for predictions and their attention. The least recently used ones are dropped first."""
+GATES = 6  # channels with the largest gates, and as many with the smallest
 CLASSES = 4  # classes with the largest weights
-MIN_WEIGHT = 0.01  # of a place that is marked
+MIN_WEIGHT = 0.01  # smallest weight of a marked place
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class AppModel:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes; numbers if the model was saved without."""
+        """Names of the classes; numbers if the model was saved without names."""
         config = self.network.config
         return config.classes or tuple(f"class {k}" for k in range(config.num_classes))
 
     @property
     def palette(self) -> tuple[Color, ...]:
-        """Colors of the classes; distinct ones if the model was saved without."""
+        """Colors of the classes; default colors if the model was saved without colors."""
         return self.network.config.palette or distinct_colors(self.network.config.num_classes)
 
     def description(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Predictions:
     def __init__(self, models: Sequence[AppModel], max_bytes: int = MAX_ATTENTION_BYTES) -> None:
         self.models = models
         self._max_bytes = max_bytes
-        self._recent: dict[tuple[str, int, ImageSize], ImageAttention] = {}  # the one used longest ago first
+        self._recent: dict[tuple[str, int, ImageSize], ImageAttention] = {}  # the least recently used one first
 
     def get(self, photo: Photo, model: int, size: ImageSize) -> ImageAttention:
         """Return the prediction of a photo."""

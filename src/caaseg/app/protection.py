@@ -13,11 +13,10 @@ HOST = re.compile(r"(?:\[(?P<address>[^\]]*)\]|(?P<name>[^:]*))(?::\d+)?")  # IP
 
 
 class KnownHosts:
-    """ASGI middleware that refuses requests with an unknown Host header, and those of pages from elsewhere.
+    """ASGI middleware that refuses requests with an unknown Host header, and requests of other web sites.
 
-    A web page from elsewhere could otherwise let its own name point to this machine, and read the app's answers (DNS
-    rebinding), or send uploads to the app. Addresses in numbers are allowed: no page can be loaded from a number that
-    it does not own.
+    Another web site could otherwise let its own name point to this machine and read the app's answers (DNS rebinding),
+    or send uploads to the app. IP addresses are allowed as hosts, because a web site can only redirect its name.
     """
 
     def __init__(self, app: ASGIApp, names: Sequence[str]) -> None:
@@ -34,7 +33,8 @@ class KnownHosts:
             text = f"unknown host; expected {' or '.join(sorted(self.names))}; start the app with --host to use another"
             await PlainTextResponse(text, status_code=403)(scope, receive, send)
         elif origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            await PlainTextResponse("a page from elsewhere; open the app itself", status_code=403)(scope, receive, send)
+            text = "a request of another web site; open the app itself"
+            await PlainTextResponse(text, status_code=403)(scope, receive, send)
         else:
             await self.app(scope, receive, send)
 

@@ -1,4 +1,4 @@
-"""Requests of the page, answered: photos in, predictions, attention and files out."""
+"""Web server of the app: it receives photos and returns predictions, attention and files to save."""
 
 import asyncio
 import re
@@ -116,7 +116,7 @@ class App:
             with path.open("wb") as file:
                 async for chunk in request.stream():
                     length += len(chunk)
-                    # The rest of a larger file is read, too, or the answer would be lost.
+                    # The rest of a larger file is read, too; otherwise the client would not get the answer.
                     if length <= self.max_megabytes << 20:
                         file.write(chunk)
         except ClientDisconnect:  # nobody reads the answer
@@ -201,7 +201,7 @@ class App:
         """Return photo, model and size of a request."""
         photo, model = self.photos.get(request.path_params["photo"]), request.path_params["model"]
         if model >= len(self.models):
-            raise CaasegError(f"model {model} is not open; expected 0 to {len(self.models) - 1}")
+            raise CaasegError(f"there is no model {model}; expected 0 to {len(self.models) - 1}")
         return photo, model, _image_size(request.query_params.get("size", "auto"))
 
     async def _file(self, photo: Photo, name: str, write: Callable[[Path], None]) -> Response:
@@ -247,7 +247,7 @@ def _pixel(request: Request) -> tuple[int, int]:
 def _number(request: Request, name: str, default: int | None, largest: int = 1 << 20) -> int:
     text = request.query_params.get(name, "" if default is None else str(default))
     if not re.fullmatch(r"\d{1,9}", text) or int(text) > largest:
-        raise CaasegError(f"{name} is {text!r}; expected a number of 0 to {largest}")
+        raise CaasegError(f"{name} is {text!r}; expected a number from 0 to {largest}")
     return int(text)
 
 

@@ -77,10 +77,17 @@ def _gather_pixels(queries: Tensor, keys: Tensor, values: Tensor, gate: Gate | N
     return from_pixels(_gated(gathered, gate)[0], *values.shape[2:])
 
 
-def attend(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Compute unscaled attention, (N, Q, D), (N, K, D) and (N, K, C) -> (N, Q, C), without storing the weights."""
+def attend(queries: Tensor, keys: Tensor, values: Tensor, scale: float | None = 1.0) -> Tensor:
+    """Compute attention, (N, Q, D), (N, K, D) and (N, K, C) -> (N, Q, C), without storing the weights.
+
+    Args:
+        queries: (N, Q, D).
+        keys: (N, K, D).
+        values: (N, K, C).
+        scale: factor of the dot products; None for 1 / sqrt(D).
+    """
     return scaled_dot_product_attention(
-        queries.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1), scale=1.0
+        queries.unsqueeze(1), keys.unsqueeze(1), values.unsqueeze(1), scale=scale
     ).squeeze(1)
 
 

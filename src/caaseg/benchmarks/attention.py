@@ -59,6 +59,8 @@ class Measurement:
     floor_ms: float | None = None  # time to move the bytes that every implementation must move, as a CUDA graph
     forward_peak_bytes: int | None = None
     training_ms: float | None = None  # forward and backward
+    training_graph_ms: float | None = None  # the same, replayed as a CUDA graph
+    training_floor_ms: float | None = None  # lower bound of forward and backward, as a CUDA graph
     training_peak_bytes: int | None = None
     given_bytes: int | None = None  # keys, values and output gradient; part of the training peak
     error: float | None = None  # relative error of the output against float64
@@ -144,20 +146,27 @@ class Problem:
         return self.expected[gated]
 
 
-def run(cases: Sequence[Case], device: torch.device, *, seconds: float = 0.5) -> Iterator[Measurement]:
+def run(
+    cases: Sequence[Case],
+    device: torch.device,
+    *,
+    seconds: float = 0.5,
+    function: Callable[..., Tensor] = channelized_axial_attention,
+) -> Iterator[Measurement]:
     """Measure the cases in order. Cases of one workload get the same inputs.
 
     Args:
         cases: cases to measure.
         device: device to run on.
         seconds: approximate duration of each measurement.
+        function: function to measure, with the arguments of `channelized_axial_attention`.
     """
     problem, workload = None, None
     for case in cases:
         try:
             if problem is None or case.workload != workload:
                 problem, workload = Problem.random(case, device), case.workload
-            yield _measure(case, problem, device, seconds)
+            yield _measure(case, problem, device, seconds, function)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -166,13 +175,15 @@ def run(cases: Sequence[Case], device: torch.device, *, seconds: float = 0.5) ->
             torch.cuda.empty_cache()
 
 
-def _measure(case: Case, problem: Problem, device: torch.device, seconds: float) -> Measurement:
+def _measure(
+    case: Case, problem: Problem, device: torch.device, seconds: float, function: Callable[..., Tensor]
+) -> Measurement:
     gated = case.implementation != "axial"
     parameters = [p for gate in problem.gates for p in gate.parameters()] if gated else []
     attend: Callable[[], Tensor]
     if gated:
         options = {"implementation": case.implementation, "groups": case.groups or 1}
-        attend = partial(channelized_axial_attention, *problem.maps, *problem.gates, **options)  # type: ignore[arg-type]
+        attend = partial(function, *problem.maps, *problem.gates, **options)
     else:
         attend = partial(axial_attention, *problem.maps)
 
@@ -185,16 +196,17 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
         return (output, *torch.autograd.grad(output, [*problem.maps, *parameters], problem.cotangent))
 
     errors = [
-        ((ours.double() - expected).norm() / expected.norm()).item()
-        for ours, expected in zip(training()[:4], problem.reference(gated), strict=True)
+        _relative_error(ours, expected) for ours, expected in zip(training()[:4], problem.reference(gated), strict=True)
     ]
     if device.type == "cuda":
         problem.expected.clear()  # frees the float64 tensors before the measurement
     forward_cost = measure(forward, [*problem.maps, *parameters], device, seconds=seconds)
     training_cost = measure(training, [*problem.maps, *parameters, problem.cotangent], device, seconds=seconds)
-    graph_ms = floor_ms = None
+    graph_ms = floor_ms = training_graph_ms = training_floor_ms = None
     if device.type == "cuda" and case.implementation not in ("grouped", "loop"):
-        graph_ms, floor_ms = graph_seconds(forward, seconds) * 1000, floor_seconds(problem, seconds) * 1000
+        graph_ms, training_graph_ms = (graph_seconds(work, seconds) * 1000 for work in (forward, training))
+        floor_ms = floor_seconds(problem, moved_bytes(problem), seconds) * 1000
+        training_floor_ms = floor_seconds(problem, moved_bytes(problem, backward=True), seconds) * 1000
     return Measurement(
         case=case,
         forward_ms=forward_cost.seconds * 1000,
@@ -202,6 +214,8 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
         floor_ms=floor_ms,
         forward_peak_bytes=forward_cost.peak_bytes,
         training_ms=training_cost.seconds * 1000,
+        training_graph_ms=training_graph_ms,
+        training_floor_ms=training_floor_ms,
         training_peak_bytes=training_cost.peak_bytes,
         given_bytes=sum(tensor.nbytes for tensor in (*problem.maps, problem.cotangent)),
         error=errors[0],
@@ -209,13 +223,32 @@ def _measure(case: Case, problem: Problem, device: torch.device, seconds: float)
     )
 
 
-def floor_seconds(problem: Problem, seconds: float) -> float:
-    """Return the time to move the bytes that every implementation must move.
+def _relative_error(ours: Tensor, expected: Tensor) -> float:
+    """Return the Frobenius norm of the error, relative to the expected tensor unless that is zero.
 
-    An implementation reads both keys and the values, writes and reads the column result, and writes the output.
+    The gradient of keys is zero for lines of a single pixel, whose softmax is constant.
+    """
+    error, norm = (ours.double() - expected).norm(), expected.norm()
+    relative: float = (error / norm if norm else error).item()
+    return relative
+
+
+def moved_bytes(problem: Problem, *, backward: bool = False) -> int:
+    """Return the bytes that every implementation must move, forward or forward and backward.
+
+    Forward, it reads both keys and the values, writes and reads the column result, and writes the output. Backward, it
+    reads the output gradient, both keys, the values and the column result, writes and reads the gradient of the column
+    result, and writes the gradients of keys and values. Each is counted once, as if gates and pools needed no reads.
     """
     column_keys, row_keys, values = problem.maps
-    moved = column_keys.nbytes + row_keys.nbytes + 4 * values.nbytes
+    keys = column_keys.nbytes + row_keys.nbytes
+    forward = keys + 4 * values.nbytes
+    return forward + 2 * keys + 6 * values.nbytes if backward else forward
+
+
+def floor_seconds(problem: Problem, moved: int, seconds: float) -> float:
+    """Return the time to move a number of bytes, as a CUDA graph."""
+    values = problem.maps[2]
     source = values.new_empty(moved // 2 // values.element_size())  # each byte is read and written
     target = torch.empty_like(source)
     return graph_seconds(lambda: torch.neg(source, out=target), seconds)  # faster than torch's copy
@@ -268,6 +301,9 @@ def _compare(ours: Measurement, others: dict[tuple[str, int | None], Measurement
             name = implementation if groups is None else f"grouped_{groups}"
             record[f"forward_speedup_over_{name}"] = _ratio(other.forward_ms, ours.forward_ms)
             record[f"training_speedup_over_{name}"] = _ratio(other.training_ms, ours.training_ms)
+            if ours.training_graph_ms is not None:  # grouped and loop are not limited by launches
+                record[f"forward_graph_speedup_over_{name}"] = _ratio(other.forward_ms, ours.forward_graph_ms)
+                record[f"training_graph_speedup_over_{name}"] = _ratio(other.training_ms, ours.training_graph_ms)
             record[f"training_memory_of_{name}"] = _ratio(other.training_peak_bytes, ours.training_peak_bytes)
     plain = others.get(("axial", None))
     if plain is not None:
@@ -277,6 +313,7 @@ def _compare(ours: Measurement, others: dict[tuple[str, int | None], Measurement
         record["training_memory_over_axial_without_inputs"] = _ratio(_without_inputs(ours), _without_inputs(plain))
     if ours.floor_ms is not None:
         record["forward_graph_over_floor"] = _ratio(ours.forward_graph_ms, ours.floor_ms)
+        record["training_graph_over_floor"] = _ratio(ours.training_graph_ms, ours.training_floor_ms)
     return record
 
 

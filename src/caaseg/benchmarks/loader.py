@@ -90,9 +90,8 @@ def batches(pipeline: Pipeline, workload: Workload, *, seed: int, workers: int) 
             yield normalize(batch.images), batch.labels.long()  # in training this happens on the device
     samples = ReferenceSamples(workload, "tensor" if pipeline == "torchvision, tensors" else "PIL")
     torch.manual_seed(seed)
-    endless = RandomSampler(
-        samples, replacement=True, num_samples=10**9
-    )  # one endless epoch: a new epoch would restart the worker
+    # A single epoch without end: a new epoch would restart the worker.
+    endless = RandomSampler(samples, replacement=True, num_samples=10**9)
     yield from DataLoader(samples, workload.batch_size, sampler=endless, num_workers=workers)
 
 
@@ -155,7 +154,7 @@ def as_json(workload: Workload, speeds: Sequence[Speed]) -> dict[str, Any]:
         "images": len(workload.pairs),
         "crop": list(workload.crop),
         "batch_size": workload.batch_size,
-        "images_a_round": workload.steps * workload.batch_size,
+        "images_per_round": workload.steps * workload.batch_size,
         "measurements": [{**asdict(speed), "images_per_second": speed.images_per_second} for speed in speeds],
         "speedup_over_faster_reference": speedup(speeds),
         "readers": {"torchvision": version("torchvision"), "pillow": version("pillow")},

@@ -1,15 +1,17 @@
-"""Benchmark of whole models, ours and torchvision's: images per second and peak memory, training and inference."""
+"""Benchmark of whole models, ours and others': images per second and peak memory, training and inference."""
 
 import copy
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from caaseg.benchmarks.mmseg import build_mmseg
 from caaseg.benchmarks.timing import Cost, measure
 from caaseg.data.sample import IGNORE
 from caaseg.errors import CaasegError
@@ -19,8 +21,11 @@ from caaseg.models.cuda_graphs import capture_coarse
 from caaseg.models.fused_norm import fuse_batch_norm
 from caaseg.models.inference import is_out_of_memory, prepare_for_inference
 from caaseg.models.resize import resize
+from caaseg.training.losses import presence_loss
 
-MODES = ("compiled", "captured", "plain")
+MODES = ("compiled", "regional", "captured", "plain")
+BLOCKS = ("BasicBlock", "Bottleneck")
+"""Class names of residual blocks, in timm, torchvision and mmsegmentation."""
 
 
 class Setting(NamedTuple):
@@ -32,6 +37,7 @@ class Setting(NamedTuple):
     size: tuple[int, int]
     num_classes: int
     dtype: str
+    aux: bool = False  # auxiliary classifier on the third stage; mmsegmentation's models always have it
 
 
 class ModelCost(NamedTuple):
@@ -55,24 +61,34 @@ class ModelCost(NamedTuple):
 
 
 def measure_model(
-    name: str, setting: Setting, device: torch.device, *, seconds: float, train: bool = True
+    name: str,
+    setting: Setting,
+    device: torch.device,
+    *,
+    seconds: float,
+    train: bool = True,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> ModelCost:
     """Build a model and measure training and inference on random images. Our models infer with folded batch norm.
 
     Args:
-        name: one of our heads, "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", or "smp:NAME" for a model
-            of segmentation_models_pytorch. A suffix selects a mode: ":compiled" uses torch.compile; ":captured" (our
-            models) replays training step and inference as CUDA graphs; ":plain" (our models) trains with torch's own
-            batch norm.
+        name: one of our heads, "file.py:Class", "caa:grouped", "torchvision:fcn", "torchvision:deeplabv3", "smp:NAME"
+            for a model of segmentation_models_pytorch, or "mmseg:NAME" for a model of mmsegmentation. A suffix selects
+            a mode: ":compiled" uses torch.compile; ":regional" compiles each residual block and each other part of the
+            model by itself, which takes less time; ":captured" (our models) replays training step and inference as CUDA
+            graphs; ":plain" (our models) trains with torch's own batch norm.
         setting: backbone, sizes and dtype.
         device: device to run on.
         seconds: approximate duration of each of the two measurements.
         train: whether to measure training.
+        options: further settings of our model, as for `create_model`.
     """
     base, _, mode = name.rpartition(":")
     if mode not in MODES:
         base, mode = name, ""
-    model = build(base, setting).to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with device:
+        model = build(base, setting, options)
+    model = model.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     if mode == "captured" and not (isinstance(model, Segmenter) and device.type == "cuda"):
         raise CaasegError(f"model is {name!r}; :captured works for models of caaseg on a GPU; remove the suffix")
     torch.backends.cudnn.benchmark = True  # as in training
@@ -108,13 +124,9 @@ def _autocast(setting: Setting, device: torch.device) -> torch.autocast:
 
 
 def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:
-    compiled = mode == "compiled"
-    if compiled:
+    if mode in ("compiled", "regional"):
         torch.compiler.reset()
-    if isinstance(model, Segmenter):
-        network: Any = prepare_for_inference(model, device=images.device, compile=compiled, capture=mode == "captured")
-    else:
-        network = torch.compile(model.eval()) if compiled else model.eval()
+    network: Any = inference_network(model, images.device, mode)
     inputs = [images, *network.parameters(), *network.buffers()]
 
     def infer() -> Tensor:
@@ -122,6 +134,18 @@ def _inference(model: nn.Module, images: Tensor, setting: Setting, seconds: floa
             return outputs(network(images))[0]
 
     return measure(infer, inputs, images.device, seconds=seconds)
+
+
+def inference_network(model: nn.Module, device: torch.device, mode: str) -> nn.Module:
+    """Return a model prepared for inference: ours with folded batch norm, others as they are."""
+    if isinstance(model, Segmenter):
+        compiled = mode in ("compiled", "regional")
+        return prepare_for_inference(model, device=device, compile=compiled, capture=mode == "captured")
+    model.eval()
+    if mode == "regional":
+        compile_regions(model)
+    network: nn.Module = torch.compile(model) if mode == "compiled" else model  # type: ignore[assignment]
+    return network
 
 
 def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float, mode: str) -> Cost:
@@ -133,17 +157,23 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
     network: Any = model
     if isinstance(model, Segmenter):
         network = model.coarse
-        if device.type == "cuda" and mode not in ("compiled", "plain"):
+        if device.type == "cuda" and mode not in ("compiled", "regional", "plain"):
             fuse_batch_norm(model)
         if mode == "captured":
             network = capture_coarse(model, images, autocast)
     if mode == "compiled":
         torch.compiler.reset()
         network = torch.compile(network, dynamic=False)
+    elif mode == "regional":
+        torch.compiler.reset()
+        compile_regions(model)
 
     def step() -> None:
         with autocast():
-            losses = [_loss(logits, labels) for logits in outputs(network(images))]
+            prediction = network(images)
+            losses = [_loss(logits, labels) for logits in outputs(prediction)]
+            if (presence := presence_logits(prediction)) is not None:
+                losses.append(presence_loss(presence, labels) / presence.numel())
         torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -158,6 +188,33 @@ def _training(model: nn.Module, images: Tensor, setting: Setting, seconds: float
     return cost
 
 
+def compile_regions(model: nn.Module) -> None:
+    """Compile each residual block, and each part of a model without such blocks, in place.
+
+    Blocks of one shape are compiled once: a ResNet-101 has 8 kinds of blocks. Compiling the whole model takes minutes.
+    """
+    torch._dynamo.config.recompile_limit = 64  # all regions count as one function; further ones would run eagerly
+    for region in regions(model):
+        region.forward = _compiled(region.forward)
+
+
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*inputs: Any) -> Any:  # torch.compile skips the forward functions of torch's own modules
+        return forward(*inputs)
+
+    compiled: Callable[..., Any] = torch.compile(call, dynamic=False)
+    return compiled
+
+
+def regions(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the residual blocks of a model, and its largest parts without residual blocks."""
+    if type(module).__name__ in BLOCKS or not any(type(part).__name__ in BLOCKS for part in module.modules()):
+        yield module
+    else:
+        for child in module.children():
+            yield from regions(child)
+
+
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.shape[2:] == labels.shape[1:]:
         return cross_entropy(logits, labels.long())
@@ -168,8 +225,8 @@ def _loss(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(resize(logits, labels.shape[1:]), labels.long())
 
 
-def build(name: str, setting: Setting) -> nn.Module:
-    """Build a model by its benchmark name, without mode suffix."""
+def build(name: str, setting: Setting, options: Mapping[str, Any] = MappingProxyType({})) -> nn.Module:
+    """Build a model by its benchmark name, without mode suffix. The options are those of `create_model`, for ours."""
     family, _, kind = name.rpartition(":")
     if family == "torchvision" and kind in ("fcn", "deeplabv3"):
         from torchvision.models import segmentation
@@ -180,18 +237,31 @@ def build(name: str, setting: Setting) -> nn.Module:
                 f"model is {name!r} with backbone {setting.backbone}; torchvision has it with resnet50 and resnet101; "
                 "give one of them with --backbone, or remove the model"
             )
-        model: nn.Module = builder(weights=None, weights_backbone=None, num_classes=setting.num_classes)
+        model: nn.Module = builder(
+            weights=None, weights_backbone=None, num_classes=setting.num_classes, aux_loss=setting.aux
+        )
         return model
     if family == "smp":
         return _build_smp(kind, setting)
-    head, implementation = (family, kind) if family else (kind, "auto")
-    if head not in HEADS or (family and head != "caa"):
-        raise CaasegError(
-            f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, caa:grouped "
-            f"or one of {', '.join(HEADS)}; all accept the suffix :compiled, our models also :captured and :plain"
+    if family == "mmseg":
+        return build_mmseg(
+            kind,
+            backbone=setting.backbone,
+            output_stride=setting.output_stride,
+            num_classes=setting.num_classes,
         )
-    options: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
-    return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **options)
+    is_file = family.endswith(".py")
+    head, implementation = (family, kind) if family and not is_file else (name, "auto")
+    if not is_file and (head not in HEADS or (family and head != "caa")):
+        raise CaasegError(
+            f"model is {name!r}; expected torchvision:fcn, torchvision:deeplabv3, smp:NAME, mmseg:NAME, caa:grouped, "
+            f"file.py:Class or one of {', '.join(HEADS)}; all accept the suffixes :compiled and :regional, our models "
+            "also :captured and :plain"
+        )
+    settings: dict[str, Any] = {"output_stride": setting.output_stride, "implementation": implementation}
+    if setting.aux:
+        settings |= {"aux": True, "aux_stage": 3}
+    return create_model(head, backbone=setting.backbone, num_classes=setting.num_classes, **{**settings, **options})
 
 
 def _build_smp(name: str, setting: Setting) -> nn.Module:
@@ -212,9 +282,17 @@ def _build_smp(name: str, setting: Setting) -> nn.Module:
 
 
 def outputs(prediction: Prediction | dict[str, Tensor] | Tensor) -> list[Tensor]:
-    """Return all logits that have a loss: the main output first, then the branches."""
+    """Return all maps of logits that have a loss: the main output first, then auxiliary output and branches."""
     if isinstance(prediction, Tensor):
         return [prediction]
     if isinstance(prediction, dict):
-        return list(prediction.values())
-    return [prediction.logits, *prediction.branches.values()]
+        return [logits for name, logits in prediction.items() if name != "presence"]
+    aux = [] if prediction.aux is None else [prediction.aux]
+    return [prediction.logits, *aux, *prediction.branches.values()]
+
+
+def presence_logits(prediction: Prediction | dict[str, Tensor] | Tensor) -> Tensor | None:
+    """Return the logits of the classes that an image contains, (N, K), or None."""
+    if isinstance(prediction, dict):
+        return prediction.get("presence")
+    return prediction.presence if isinstance(prediction, Prediction) else None

@@ -23,7 +23,7 @@ COMMANDS = {
     "caaseg": "demo evaluate predict export convert compare conflicts app recipes train reproduce models flops data "
     "benchmark",
     "caaseg data": "list init import prepare check show",
-    "caaseg benchmark": "attention model loader evaluation",
+    "caaseg benchmark": "attention model heads cpu loader evaluation train all",
 }
 """`caaseg data list` is the function `data_list` of the module `caaseg.cli.data`, imported when the command is used."""
 

@@ -49,7 +49,7 @@ def app(
     loaded = [AppModel(name, load_model(name, device=torch_device)) for name in models]
 
     def show_address(address: str) -> None:
-        console.print(f"page: {address} (Ctrl-C ends it)", soft_wrap=True, highlight=False)
+        console.print(f"page: {address} (press Ctrl-C to stop the app)", soft_wrap=True, highlight=False)
         is_local = host in ("127.0.0.1", "localhost", "::1")
         if not is_local:
             console.print("Note: everyone who can reach this machine can open the app.", soft_wrap=True)

@@ -51,7 +51,7 @@ def device_of(name: str) -> "torch.device":
             f"--device is {name}, but torch sees no GPU here; use --device cpu or install a CUDA build of torch"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise CaasegError(f"--device is {name}, but there are {torch.cuda.device_count()} GPUs, which count from 0")
+        raise CaasegError(f"--device is {name}, but there are {torch.cuda.device_count()} GPUs, numbered from 0")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise CaasegError("--device is mps, but torch cannot use it here; use --device cpu")
     return device

@@ -22,8 +22,9 @@ def compare(
 ) -> int:
     """Draw images, labels and the predictions of several models side by side, with boxes where they differ most.
 
-    Images are chosen by their names, or by their number: then the split is divided into as many parts, and from each
-    comes the image on which the models differ most, because neighboring images, such as video frames, are similar.
+    Images are chosen by name, or automatically if their number is given: the split is divided into this number of
+    parts, because neighboring images, such as video frames, are similar, and from each part the image on which the
+    models differ most is drawn.
 
     Args:
         models: two or more models with the same classes, each a run, a model directory or hf://owner/name.

@@ -1,4 +1,4 @@
-"""`caaseg conflicts`: pixels that one attention branch gets right and the whole model wrong."""
+"""`caaseg conflicts`: pixels that one attention branch classifies correctly and the whole model does not."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def conflicts(
     workers: Workers = 2,
     json: str | None = None,
 ) -> int:
-    """Report pixels that one attention branch gets right and the whole model wrong, per image and per class.
+    """Report pixels that one attention branch classifies correctly and the whole model does not, per image and class.
 
     For danet, the branches are spatial and channel; for axial_se, the channel branch behind a stop-gradient. caa has no
     branches: its report shows the effect of replacing the gates by their means.
@@ -30,7 +30,7 @@ def conflicts(
         out: directory for conflicts.html, conflicts.png and, for caa, gates.png.
         root: directory of the dataset; scenes need none.
         split: train, val or test.
-        images: number of images to draw, the worst of as many equal parts of the split.
+        images: number of images to draw; the split is divided into as many parts, and the worst image of each is drawn.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         workers: data loading processes.
         json: file for the numbers per class and per image; - is standard output.

@@ -15,7 +15,7 @@ def convert(checkpoint: Path, *, out: Path, output_stride: OutputStride = 16, js
 
     Args:
         checkpoint: a checkpoint (NAME.index or NAME), the directory of one, or an .h5 file of backbone weights.
-        out: directory of the model; for backbone weights a .safetensors file, for pretrained.
+        out: directory of the model; for backbone weights a .safetensors file, for --model.pretrained.
         output_stride: output stride of the model; the checkpoint does not contain it.
         json: file for the lists of variables; - is standard output.
     """
@@ -26,7 +26,7 @@ def convert(checkpoint: Path, *, out: Path, output_stride: OutputStride = 16, js
     console = console_for(json)
     lines = [f"{len(result.used)} variables converted"]
     if result.training_state:
-        lines.append(f"{len(result.training_state)} variables of the optimizer and of the saving skipped")
+        lines.append(f"{len(result.training_state)} variables of the optimizer and the checkpoint were skipped")
     if result.unknown:
         listed = ", ".join(result.unknown)
         lines.append(f"{len(result.unknown)} variables are not in the model and were skipped: {listed}")

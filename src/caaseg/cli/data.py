@@ -98,19 +98,20 @@ def data_import(
     return 0
 
 
-def data_prepare(name: str, *, root: Path, addresses: str = "") -> int:
+def data_prepare(name: str, *, root: Path, optional: bool = False, addresses: str = "") -> int:
     """Download, verify, unpack and convert a dataset. Existing files are used; an interrupted run can be repeated.
 
     Args:
         name: dataset name (see caaseg data list).
         root: directory for the dataset.
+        optional: download optional files too: for voc2012 the labels of SBD, which split train_aug needs.
         addresses: other URLs to download files from, FILE=URL, comma-separated.
     """
     from caaseg.data.prepare.pipeline import prepare
 
     console = console_for(None)
     with progress_bars(console) as report:
-        prepare(name, root, addresses=_addresses(addresses), progress=report)
+        prepare(name, root, optional=optional, addresses=_addresses(addresses), progress=report)
     text = f"prepared: {root}; see caaseg data check {name} --root {quote(str(root))}"
     console.print(text, soft_wrap=True, highlight=False)
     return 0
@@ -161,7 +162,7 @@ def data_show(name: str, *, out: Figure, root: Path | None = None, split: str = 
         name: dataset name (see caaseg data list).
         out: file for the figure (.png, .svg or .pdf).
         root: directory of the dataset; scenes need none.
-        split: train, val or test.
+        split: name of a split, such as train or val (see caaseg data list).
         samples: number of samples, spread evenly over the split.
     """
     from caaseg.data.catalogue import find, open_dataset

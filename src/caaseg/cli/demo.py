@@ -16,7 +16,7 @@ def demo(
 ) -> int:
     """Predict a sample photo, train an FCN and a CAA model on synthetic scenes, evaluate both, and write a report.
 
-    The report has the photo after some seconds. Training takes some minutes on two cores, needs no files and no
+    The report shows the photo after a few seconds. Training takes some minutes on two cores, needs no files and no
     network, and resumes where it was interrupted.
 
     Args:

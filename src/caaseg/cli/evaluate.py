@@ -42,7 +42,7 @@ def evaluate(
 
     Args:
         model: a run, a model directory, a shipped model such as camvid, hf://owner/name, or an .onnx file.
-        dataset: dataset name (see caaseg data list); it decides which classes count.
+        dataset: dataset name (see caaseg data list); it defines the classes that are scored.
         root: directory of the dataset; scenes need none.
         split: train, val or test.
         size: size at which images are predicted: auto (that of the training images), native (their own), the length of

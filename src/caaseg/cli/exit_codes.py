@@ -36,7 +36,7 @@ def exit_code(command: Callable[[], int], arguments: Sequence[str]) -> int:
         print(f"caaseg: interrupted{resumable}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Python writes the rest of its buffer at the end: nowhere.
+        # Python flushes standard output again at exit; this sends the rest to /dev/null.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # like a command that SIGPIPE ended
     except Exception as error:
@@ -63,7 +63,7 @@ def ending_signals() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     numbers = [number for number in signal.Signals if number.name in ("SIGTERM", "SIGHUP")]  # Windows has no SIGHUP
-    is_main = threading.current_thread() is threading.main_thread()  # others may not set handlers
+    is_main = threading.current_thread() is threading.main_thread()  # other threads cannot set handlers
     changed = [number for number in numbers if is_main and signal.getsignal(number) is signal.SIG_DFL]
     for number in changed:
         signal.signal(number, end)

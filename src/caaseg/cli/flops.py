@@ -24,7 +24,8 @@ def flops(
     """Count the multiply-adds and parameters of a model for one image, without allocating its weights.
 
     Args:
-        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, or file.py:Class.
+        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
+            deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet, ocr, or file.py:Class.
         backbone: a timm model; caaseg models lists them.
         output_stride: output stride of the backbone.
         size: height and width of the image.

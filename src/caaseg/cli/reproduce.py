@@ -35,20 +35,21 @@ def reproduce(
 
     Args:
         table: table1 to table5, state_of_the_art and appendix are the paper's; result_figure trains the models of its
-            result figures; car compares heads without and with class-aware regularization; heads compares all heads
-            with one recipe; groups measures time and memory against the number of groups, without training.
+            result figures; car compares heads without and with class-aware regularization; ade20k and voc2012 compare
+            heads with ResNet-101 in the settings of mmsegmentation; heads compares all heads with one recipe; groups
+            measures time and memory against the number of groups, without training.
         out: directory for cells/, runs/, and the table as .md, .json and .png.
         dataset: train all rows on this dataset with one recipe, instead of on the paper's. If the table has several
             datasets and this is one of them, only its rows are run.
         root: directory of the dataset.
-        recipe: that one recipe, a name or a YAML file; by default a shipped recipe of the dataset.
-        rows: names of the rows to run; by default all.
-        seeds: number of seeds, which count from 0; by default 5 on the paper's dataset, otherwise 1. All rows are run
+        recipe: recipe of all rows, a name or a YAML file; by default a shipped recipe of the dataset.
+        rows: names of the rows to run; by default all. For heads, file.py:Class is a head of your own.
+        seeds: number of seeds, numbered from 0; by default 5 on the paper's dataset, otherwise 1. All rows are run
             with one seed before the next.
         split: split to evaluate on; by default the recipe's val_split. Select on val, and evaluate on test once.
         multi_scale: also evaluate at several scales with flips; always done if the paper's table does.
         scales: scales of that evaluation; by default those of the authors' code.
-        limit_minutes: start no cell that would not finish within this time, estimated from the finished ones.
+        limit_minutes: do not start a cell that would not finish within this time, estimated from the finished ones.
         keep_runs: keep the runs of finished cells, with weights and checkpoints; false deletes them.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         json: file for the table's numbers; - is standard output.

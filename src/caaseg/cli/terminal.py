@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 COMMAND_LINE: list[str] = []
 """Arguments of the running command, stored with measurements."""
 SECONDS_PER_LINE = 5
-"""Least time between two log lines of a training run."""
+"""Minimum time between two log lines of a training run."""
 SECONDS_PER_PROGRESS_LINE = 30
-"""Least time before and between log lines of other work."""
+"""Minimum time before and between log lines of other work."""
 
 
 def console_for(json: str | None) -> "Console":
     """Return a console on standard output, or on standard error if standard output is for the JSON.
 
-    It prints text as it is: brackets in names are no markup, and control characters are escaped.
+    It prints text as it is: brackets in names are not markup, and control characters are escaped.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -66,7 +66,7 @@ def write_json(content: dict[str, Any], target: str, console: "Console | None" =
 def progress_bars(
     console: "Console", clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Yield a callback (name, done, total) that shows progress bars, or rare log lines if there is no terminal."""
+    """Yield a callback (name, done, total) that shows progress bars, or a few log lines if there is no terminal."""
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -35,12 +35,12 @@ def train(
     from caaseg import api
     from caaseg.training.setup import is_first_rank
 
-    folder = out or api.default_run_directory(recipe)
+    directory = out or api.default_run_directory(recipe)
     console = console_for(None)
     with training_progress(console) as show:
         result = api.train(
             loaded,
-            folder,
+            directory,
             resume=resume,
             device=device,
             devices=devices,
@@ -49,7 +49,9 @@ def train(
     if not is_first_rank():
         console.quiet = True
     if not result.finished:
-        console.print(f"stopped after step {result.step}; continue with --resume auto --out {folder}", highlight=False)
+        console.print(
+            f"stopped after step {result.step}; continue with --resume auto --out {directory}", highlight=False
+        )
         return 128 + (result.stopped_by or signal.SIGTERM)  # as shells report a command that a signal ended
     if result.stopped_early:
         patience = f"no better mean IoU in {result.recipe.early_stopping} validations"
@@ -59,6 +61,6 @@ def train(
             f"best mean IoU on {loaded.data.val_split}: {100 * result.best_mean_iou:.2f}, after step {result.best_step}"
         )
         console.print(best, highlight=False)
-    console.print(f"model: {folder / 'model'}", soft_wrap=True, highlight=False)
-    console.print(f"report: {folder / api.REPORT}", soft_wrap=True, highlight=False)
+    console.print(f"model: {directory / 'model'}", soft_wrap=True, highlight=False)
+    console.print(f"report: {directory / api.REPORT}", soft_wrap=True, highlight=False)
     return 0

@@ -6,6 +6,7 @@ spawned workers once, as shared memory.
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -76,6 +77,18 @@ class CachedDataset:
         if isinstance(stored, str):
             raise BadFileError(stored)
         return Sample(self._load(stored.image), self._load(stored.label), stored.name)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all samples."""
+        return sum(len(block) for block in self._blocks[:-1]) + self._used
+
+    def to(self, device: torch.device) -> "CachedDataset":
+        """Return the dataset with all samples on a device. Nothing is copied if they are there."""
+        moved = copy(self)
+        filled = [*self._blocks[:-1], *(block[: self._used] for block in self._blocks[-1:])]
+        moved._blocks = [block.to(device) for block in filled]
+        return moved
 
     def _store(self, tensor: Tensor) -> StoredTensor:
         if not self._blocks or self._used + tensor.numel() > len(self._blocks[-1]):

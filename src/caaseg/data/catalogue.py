@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset
 
-from caaseg.data.datasets import camvid, cityscapes, coco_stuff, folder, pascal_context, scenes
+from caaseg.data.datasets import ade20k, camvid, cityscapes, coco_stuff, folder, pascal_context, scenes, voc2012
 from caaseg.data.datasets.info import DatasetInfo
 from caaseg.data.datasets.pairs import PairDataset
 from caaseg.data.labels import distinct_colors
@@ -19,6 +19,8 @@ DATASETS: dict[str, DatasetInfo] = {
     "pascal_context_60": pascal_context.INFO_60,
     "coco_stuff_10k": coco_stuff.INFO_10K,
     "coco_stuff_164k": coco_stuff.INFO_164K,
+    "ade20k": ade20k.INFO,
+    "voc2012": voc2012.INFO,
     "cityscapes": cityscapes.INFO,
     "camvid": camvid.INFO,
     "scenes": scenes.INFO,

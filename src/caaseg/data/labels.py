@@ -23,7 +23,7 @@ class LabelTable:
 
     Args:
         ids: class id (or IGNORE) of each stored value.
-        advice: what to do about a value outside the table; the end of the error message.
+        advice: what to do about a value outside the table or a mask of colors; the end of the error message.
     """
 
     def __init__(self, ids: Mapping[int, int], *, advice: str = WRONG_FILE) -> None:
@@ -35,7 +35,7 @@ class LabelTable:
 
     def read(self, path: Path) -> NDArray[np.uint8]:
         """Read the class ids of a mask file, (H, W)."""
-        return self.apply(read_mask(path), path)
+        return self.apply(read_mask(path, advice=self._advice), path)
 
     def apply(self, values: NDArray[Any], path: Path) -> NDArray[np.uint8]:
         """Return the class ids of stored values, (H, W); `path` is named if a value is outside the table."""

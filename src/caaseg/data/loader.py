@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from caaseg.config import Augmentation
+from caaseg.data.batch_transforms import BatchPlan, augment_batch, plan_batch
 from caaseg.data.sample import BadFileError, Batch, Sample, SegmentationDataset
-from caaseg.data.transforms import augment_into, draw_params, pad
+from caaseg.data.transforms import AugmentationParams, augment_into, draw_params, pad
 from caaseg.errors import CaasegError
 
 logger = logging.getLogger(__name__)
@@ -98,14 +99,27 @@ class TrainingBatches(Dataset[FilledBuffer]):
         buffer = step % len(self.buffers.images)
         errors: dict[int, str] = {}
         names = []
-        for n, k in enumerate(self.positions):
-            sample = self._read(step, k, errors)
-            if sample is None:
+        for n, drawn in enumerate(self.draw(step, errors)):
+            if drawn is None:
                 return FilledBuffer(buffer, None, errors)
-            params = draw_params(self.augmentation, _random_stream(self.seed, AUGMENTATION, step, k))
+            sample, params = drawn
             augment_into(sample, params, self.buffers.images[buffer, n], self.buffers.labels[buffer, n])
             names.append(sample.name)
         return FilledBuffer(buffer, tuple(names), errors)
+
+    def draw(self, step: int, errors: dict[int, str]) -> Iterator[tuple[Sample, AugmentationParams] | None]:
+        """Yield the samples of a step and their random parameters; None for a sample that cannot be read.
+
+        Args:
+            step: number of the step.
+            errors: gets the error message of bad files by dataset index.
+        """
+        for k in self.positions:
+            sample = self._read(step, k, errors)
+            if sample is None:
+                yield None
+            else:
+                yield sample, draw_params(self.augmentation, _random_stream(self.seed, AUGMENTATION, step, k))
 
     def _read(self, step: int, k: int, errors: dict[int, str]) -> Sample | None:
         """Read sample k of a step, or a random replacement if it cannot be read."""
@@ -139,6 +153,7 @@ class TrainingLoader:
         bad_files: "stop" raises BadFileError at the first bad file; "skip" logs a warning and uses another sample.
         bad_share: with "skip", largest fraction of bad samples before training stops anyway.
         pin_memory: return batches in pinned memory, prepared in a thread; use it if they are copied to a GPU.
+        on_device: augment on the device of the dataset's samples, without workers, and return batches there.
     """
 
     def __init__(
@@ -155,8 +170,10 @@ class TrainingLoader:
         bad_files: BadFiles = "stop",
         bad_share: float = 0.01,
         pin_memory: bool = False,
+        on_device: bool = False,
     ) -> None:
         _check_processes(workers, rank, ranks)
+        workers = 0 if on_device else workers
         if len(dataset) == 0:
             raise CaasegError("the dataset has no samples; check its directory and its split")
         if batch_size < 1 or batch_size % ranks:
@@ -173,8 +190,9 @@ class TrainingLoader:
         self._buffers = BatchBuffers.allocate(workers * PREFETCH + 1, len(positions), augmentation.crop)
         attempts = 1 if bad_files == "stop" else MAX_ATTEMPTS
         self._sampler = StepSampler(step)
+        self._batches = TrainingBatches(dataset, augmentation, batch_size, positions, seed, attempts, self._buffers)
         self._loader: DataLoader[FilledBuffer] = DataLoader(
-            TrainingBatches(dataset, augmentation, batch_size, positions, seed, attempts, self._buffers),
+            self._batches,
             sampler=self._sampler,
             batch_size=None,
             collate_fn=_identity,
@@ -187,6 +205,7 @@ class TrainingLoader:
         self._bad_files = bad_files
         self._bad_share = bad_share
         self._pin_memory = pin_memory
+        self._on_device = on_device
         self.skipped: dict[int, str] = {}
         """Error message of each skipped sample by dataset index."""
 
@@ -196,19 +215,39 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         # Pinning takes time, so it runs in a thread while the previous step is launched.
-        copies = self._copies(iter(self._loader), Tensor.pin_memory if self._pin_memory else Tensor.clone)
-        for batch in prefetch(copies) if self._pin_memory else copies:
+        batches: Iterator[Batch]
+        if self._on_device:
+            plans = self._plans()
+            batches = map(augment_batch, prefetch(plans) if self._pin_memory else plans)
+        else:
+            copies = self._copies(iter(self._loader), Tensor.pin_memory if self._pin_memory else Tensor.clone)
+            batches = prefetch(copies) if self._pin_memory else copies
+        for batch in batches:
             self._sampler.step += 1
             yield batch
+
+    def _plans(self) -> Iterator[BatchPlan]:
+        """Yield the samples of each step with their augmentation, which the device then computes."""
+        for step in count(self.step):
+            errors: dict[int, str] = {}
+            drawn = [one for one in self._batches.draw(step, errors) if one is not None]
+            self._handle_errors(errors, is_complete=len(drawn) == len(self._batches.positions))
+            samples, params = zip(*drawn, strict=True)
+            plan = plan_batch(samples, params, self._batches.augmentation.crop)
+            yield plan.pinned() if self._pin_memory else plan
 
     def _copies(self, filled: Iterator[FilledBuffer], copy: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
         """Copy batches out of their buffers, which workers soon overwrite."""
         for buffer, names, errors in filled:
-            for index, error in errors.items():
-                self._handle_bad_file(index, error)
-            if names is None:
-                raise BadFileError(f"no sample could be read in {MAX_ATTEMPTS} attempts; check the dataset")
+            self._handle_errors(errors, is_complete=names is not None)
+            assert names is not None
             yield Batch(copy(self._buffers.images[buffer]), copy(self._buffers.labels[buffer]), names)
+
+    def _handle_errors(self, errors: dict[int, str], *, is_complete: bool) -> None:
+        for index, error in errors.items():
+            self._handle_bad_file(index, error)
+        if not is_complete:
+            raise BadFileError(f"no sample could be read in {MAX_ATTEMPTS} attempts; check the dataset")
 
     def _handle_bad_file(self, index: int, error: str) -> None:
         if self._bad_files == "stop":

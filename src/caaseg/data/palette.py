@@ -41,7 +41,7 @@ FIRST: tuple[Color, ...] = (
     *((240, 228, 66), (86, 180, 233), (213, 94, 0)),
 )
 """Color Universal Design (Okabe and Ito, 2008), without black."""
-WEIGHTS = np.array([0.6, 1, 1, 1])  # of distances in each vision: below 1, colors must differ more
+WEIGHTS = np.array([0.6, 1, 1, 1])  # of the distance in each vision; with a smaller weight, colors must differ more
 STEP = 15  # between the candidates of a channel
 MIN_LIGHTNESS = 0.35  # black marks ignored pixels
 MIN_CHROMA = 0.06  # grays look like the image below the overlay
@@ -64,7 +64,7 @@ def _ordered_colors() -> tuple[Color, ...]:
     lightness, chroma = seen[0, :, 0], np.hypot(seen[0, :, 1], seen[0, :, 2])
     suitable = (lightness >= MIN_LIGHTNESS) & (chroma >= MIN_CHROMA)
     candidates, seen = candidates[suitable], seen[:, suitable]
-    taken = _oklab(np.array([(0, 0, 0), (255, 255, 255), *FIRST]))  # ignored pixels, paper, and the first colors
+    taken = _oklab(np.array([(0, 0, 0), (255, 255, 255), *FIRST]))  # ignored pixels, background, and FIRST
     distances = np.min([_distances(seen, color) for color in taken.swapaxes(0, 1)], 0)
     colors = list(FIRST)
     while len(colors) < MAX_CLASSES:

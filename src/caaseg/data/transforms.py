@@ -9,6 +9,7 @@ crop (several above scale 3), where the filter does not see pixels outside the w
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -90,12 +91,10 @@ def augment(sample: Sample, params: AugmentationParams, crop: tuple[int, int]) -
 def augment_into(sample: Sample, params: AugmentationParams, image: Tensor, label: Tensor) -> None:
     """Write the augmented sample to `image` (3, H, W) and `label` (H, W), both uint8, of the crop size."""
     sample = rotate(sample, params.rotation)
-    height, width = sample.label.shape
-    scale = max(params.scale, -(-UNIT // min(height, width)))  # keep at least one pixel
-    rows = _axis_window(height, label.shape[0], scale, params.down)
-    columns = _axis_window(width, label.shape[1], scale, params.right)
+    rows, columns = windows(sample.label.shape, params, (label.shape[0], label.shape[1]))
 
     pixels = sample.image[:, rows.source, columns.source]
+    scale = _scale(sample.label.shape, params)
     if scale != UNIT:
         window = pixels[None].contiguous(memory_format=torch.channels_last)  # makes resizing twice as fast
         pixels = F.interpolate(window, scale_factor=scale / UNIT, mode="bilinear", antialias=True)[0]
@@ -144,6 +143,17 @@ class AxisWindow(NamedTuple):
     source: slice
     target: slice
     nearest: NDArray[np.int64]  # source pixel at the center of each target pixel
+    scale: int  # in 1/UNIT; UNIT if the axis is not resampled
+
+
+def windows(size: Sequence[int], params: AugmentationParams, crop: tuple[int, int]) -> tuple[AxisWindow, AxisWindow]:
+    """Return the windows of rows and columns that a crop shows of an image of a size (H, W)."""
+    scale = _scale(size, params)
+    return _axis_window(size[0], crop[0], scale, params.down), _axis_window(size[1], crop[1], scale, params.right)
+
+
+def _scale(size: Sequence[int], params: AugmentationParams) -> int:
+    return max(params.scale, -(-UNIT // min(size)))  # keep at least one pixel
 
 
 def _axis_window(length: int, crop: int, scale: int, position: float) -> AxisWindow:
@@ -158,25 +168,29 @@ def _axis_window(length: int, crop: int, scale: int, position: float) -> AxisWin
     if (source.stop - source.start) * scale // UNIT == source.stop - source.start:
         scale = UNIT  # interpolate does not resample an axis whose length stays the same, so the label must not either
     centers = 2 * np.arange(target.stop - target.start) + 1  # twice the center of each target pixel
-    return AxisWindow(source, target, source.start + centers * UNIT // (2 * scale))
+    return AxisWindow(source, target, source.start + centers * UNIT // (2 * scale), scale)
 
 
 def _jitter_color(image: Tensor, params: AugmentationParams) -> Tensor:
     if (params.brightness, params.contrast, params.saturation, params.hue) == (0, 1, 1, 0):
         return image
-    shift = (1 - params.contrast) * GRAY + params.brightness
+    mixing, shift = color_change(params)
     if (params.saturation, params.hue) == (1, 0):  # per channel: a lookup table of 256 values is much faster
         levels = (params.contrast * np.arange(256) + shift).round().clip(0, 255).astype(np.uint8)
         pixels = image.permute(1, 2, 0).contiguous()  # (H, W, 3), the memory order of decoders and interpolate
         changed = bytearray(pixels.numpy()).translate(levels.tobytes())
         return torch.frombuffer(changed, dtype=torch.uint8).view(pixels.shape).permute(2, 0, 1)
-    # Hue, saturation, contrast and brightness are linear: one 3 x 3 matrix and a shift.
+    mixed = (mixing @ image.flatten(1).float()).add_(shift)
+    return mixed.round_().clamp_(0, 255).to(torch.uint8).view(image.shape)
+
+
+def color_change(params: AugmentationParams) -> tuple[Tensor, float]:
+    """Return hue, saturation, contrast and brightness as a 3 x 3 matrix of RGB colors and a shift: all are linear."""
     gray = torch.tensor([LUMA] * 3)
     mixing = params.contrast * (params.saturation * torch.eye(3) + (1 - params.saturation) * gray)
     if params.hue != 0:
         mixing = mixing @ _hue_rotation(params.hue)
-    mixed = (mixing @ image.flatten(1).float()).add_(shift)
-    return mixed.round_().clamp_(0, 255).to(torch.uint8).view(image.shape)
+    return mixing, (1 - params.contrast) * GRAY + params.brightness
 
 
 def _hue_rotation(turns: float) -> Tensor:

@@ -39,7 +39,7 @@ def save_labels(labels: NDArray[np.uint8], palette: Sequence[Color], path: Path,
 def save_source_values(
     labels: NDArray[np.uint8], values: Sequence[int] | Sequence[Color], path: Path, note: str
 ) -> None:
-    """Write labels as the training masks have them: a grayscale PNG of 8 or 16 bits, or an RGB PNG.
+    """Write labels with the values of the training masks: a grayscale PNG of 8 or 16 bits, or an RGB PNG.
 
     Args:
         labels: class ids, (H, W).
@@ -73,7 +73,7 @@ def save_overlay(
     *,
     legend: bool = False,
 ) -> None:
-    """Write an image under the colors of its labels. A class called background is transparent.
+    """Write an image blended with the colors of its labels. A class called background is transparent.
 
     Args:
         image: (3, H, W) uint8.

@@ -39,7 +39,7 @@ def draw_legend(entries: Sequence[tuple[str, Color | None]], height: int) -> Ima
 
     Args:
         entries: names and colors; a class without a color gets an empty square.
-        height: least height of the panel.
+        height: minimum height of the panel.
     """
     line = max(MIN_LINE, min(height // 20, height // (len(entries) + 1)))
     per_column = max(1, height // line - 1)

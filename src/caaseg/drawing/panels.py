@@ -111,5 +111,5 @@ def _draw_boxes(panel: Axes, boxes: Sequence[Box]) -> None:
 def label_panel(
     image: Tensor, labels: Tensor, palette: Sequence[Color], background: int | None = None
 ) -> NDArray[np.uint8]:
-    """Return an image (3, H, W) under the colors of labels or predictions (H, W), as a panel (H, W, 3)."""
+    """Return an image (3, H, W) blended with the colors of labels or predictions (H, W), as a panel (H, W, 3)."""
     return overlay(image.permute(1, 2, 0).numpy(), labels.numpy(), palette, OPACITY, background)

@@ -138,9 +138,8 @@ def close_to_contour(classes: Tensor, distance: int) -> Tensor:
     All classes at once: pixels that touch another class are found first, then dilated. The cost depends on neither the
     number of classes nor the distance.
     """
-    padded = F.pad(classes.float(), (1, 1, 1, 1), value=-1)[
-        :, None
-    ]  # (N, 1, H + 2, W + 2), with a class for the outside
+    # (N, 1, H + 2, W + 2), with a class of its own around the image
+    padded = F.pad(classes.float(), (1, 1, 1, 1), value=-1)[:, None]
     touching = F.max_pool2d(padded, 3, stride=1) != -F.max_pool2d(-padded, 3, stride=1)
     return _dilate(_dilate(touching[:, 0], distance - 1, dim=1), distance - 1, dim=2)
 

@@ -11,6 +11,7 @@ rows in alternating order: the data written last by one kernel is still cached w
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import triton.language as tl
 from torch import Tensor
 
@@ -20,6 +21,7 @@ NUM_PROGRAMS = 264  # programs of a summing kernel: two per multiprocessor of a 
 TILE_ELEMENTS = 4096
 UNROLL = 4  # tiles that a summing program loads at a time
 TILES_PER_PROGRAM = 8  # in elementwise kernels
+TINY = 1e-30  # eps that changes no variance, but avoids a division by zero
 
 
 def batch_norm(
@@ -34,6 +36,7 @@ def batch_norm(
     eps: float,
     relu: bool,
     duplicate: bool = False,
+    group: Any = None,
 ) -> Any:
     """Normalize features over a batch, add the residual and apply ReLU; update the running statistics in place.
 
@@ -44,11 +47,12 @@ def batch_norm(
         momentum, eps: as in `torch.nn.BatchNorm2d`.
         relu: whether to apply ReLU.
         duplicate: return the result twice. The backward kernels then sum its two gradients.
+        group: process group that normalizes its batches together, all of the same size; None for this batch only.
 
     Returns:
         The result, (N, C, H, W), or a tuple of two such tensors with `duplicate`.
     """
-    options = (momentum, eps, relu, duplicate)
+    options = (momentum, eps, relu, duplicate, group)
     return _BatchNorm.apply(features, residual, weight, bias, running_mean, running_var, *options)  # type: ignore[no-untyped-call]
 
 
@@ -66,6 +70,7 @@ class _BatchNorm(torch.autograd.Function):
         eps: float,
         relu: bool,
         duplicate: bool,
+        group: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         if residual is not None:
             residual = residual.contiguous(memory_format=torch.channels_last)
@@ -79,15 +84,20 @@ class _BatchNorm(torch.autograd.Function):
             moments_kernel[layout.sums_grid](
                 features, parts, rows, c, layout.program_rows, **layout.blocks, unroll=UNROLL
             )
+            program_rows = layout.program_rows
+            if group is not None:  # each rank becomes one part
+                parts = _parts_of_ranks(parts, layout, group)
+                rows, program_rows = rows * dist.get_world_size(group), rows
             merge_moments_kernel[layout.merge_grid](
-                parts, moments, running_mean, running_var, parts.shape[1], rows, c, layout.program_rows, momentum, eps,
+                parts, moments, running_mean, running_var, parts.shape[1], rows, c, program_rows, momentum, eps,
                 **layout.merge_blocks,
             )  # fmt: skip
+            rows = layout.rows
             normalize_kernel[layout.elementwise_grid](
                 features, residual, moments, weight, bias, result, mask, rows, c,
                 has_residual=residual is not None, relu=relu, **layout.blocks, tiles_per_program=TILES_PER_PROGRAM,
             )  # fmt: skip
-        ctx.relu, ctx.has_residual = relu, residual is not None
+        ctx.relu, ctx.has_residual, ctx.group = relu, residual is not None, group
         ctx.save_for_backward(features, mask, moments, weight, bias)
         return (result, result.detach()) if duplicate else result
 
@@ -112,13 +122,34 @@ class _BatchNorm(torch.autograd.Function):
                 has_mask=has_mask, has_grad2=grad2 is not None, relu=ctx.relu, **layout.blocks, unroll=UNROLL,
             )  # fmt: skip
             merge_grad_sums_kernel[layout.merge_grid](parts, sums, parts.shape[1], c, **layout.merge_blocks)
+            mean_sums = sums if ctx.group is None else _mean_over_ranks(sums, ctx.group)
             grad_features_kernel[layout.elementwise_grid](
-                grad_residual, features, moments, weight, bias, sums, grad_features, rows, c,
+                grad_residual, features, moments, weight, bias, mean_sums, grad_features, rows, c,
                 apply_relu=ctx.relu and not has_mask, **layout.blocks, tiles_per_program=TILES_PER_PROGRAM,
             )  # fmt: skip
         grad_bias, grad_weight = sums.to(weight.dtype)
         grads = grad_features, grad_residual if ctx.has_residual else None, grad_weight, grad_bias
-        return *grads, None, None, None, None, None, None
+        return *grads, None, None, None, None, None, None, None
+
+
+def _parts_of_ranks(parts: Tensor, layout: "Layout", group: Any) -> Tensor:
+    """Merge the parts of this rank to one and gather those of all ranks, (2, programs, C) -> (2, ranks, C)."""
+    own, unused = parts.new_empty(2, layout.channels), parts.new_zeros(2, layout.channels)
+    merge_moments_kernel[layout.merge_grid](
+        parts, own, unused[0], unused[1], parts.shape[1], layout.rows, layout.channels, layout.program_rows, 0.0, TINY,
+        **layout.merge_blocks,
+    )  # fmt: skip
+    own[1] = layout.rows / own[1].square()  # from 1 / std to the sum of squared differences
+    gathered = parts.new_zeros(2, dist.get_world_size(group), layout.channels)
+    gathered[:, dist.get_rank(group)] = own
+    dist.all_reduce(gathered, group=group)  # adds zeros
+    return gathered
+
+
+def _mean_over_ranks(sums: Tensor, group: Any) -> Tensor:
+    mean = sums / dist.get_world_size(group)
+    dist.all_reduce(mean, group=group)
+    return mean
 
 
 class Layout:

@@ -7,6 +7,7 @@ height and width are dynamic.
 import copy
 import io
 import json
+import logging
 import math
 import operator
 import warnings
@@ -26,6 +27,7 @@ from caaseg.files import atomic_write
 from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel, disable_telemetry
 from caaseg.models.segmenter import Segmenter
 from caaseg.models.shifted_windows import replace_window_attention
+from caaseg.models.winograd import TILE, use_winograd
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -68,29 +70,40 @@ class Check(NamedTuple):
     largest_logit: float
 
 
-def export_model(model: Segmenter, path: Path, kind: Format = "onnx") -> Check:
+def export_model(model: Segmenter, path: Path, kind: Format = "onnx", *, winograd: bool = False) -> Check:
     """Export a model; the file is written only if its outputs agree with the model's.
 
     Args:
         model: the model.
         path: output file, with the suffix .onnx or .pt2.
         kind: onnx, or torch for torch.export.
+        winograd: compute large 3 x 3 convolutions by Winograd's algorithm; CaasegError if the model has none.
     """
+    check_target(path, kind)
+    deployed = exported = Deployed(model)
+    strides = getattr(model.backbone, "level_strides", ())
+    # Two features per side: torch.export specializes on fewer.
+    smallest = side = max([model.config.output_stride, *strides]) + 1
+    if winograd:
+        exported = Deployed(model)
+        exported.model, dilation = use_winograd(deployed.model)
+        side = max(side, model.config.output_stride * TILE * dilation + 1)  # two tiles per side
+    with atomic_write(path) as file:
+        with warnings.catch_warnings(action="ignore"):  # warnings of torch's exporter about its internals
+            example = torch.rand(2, 3, 4 * side, 3 * side) * 255
+            dynamic_sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
+            program = torch.export.export(exported, (example,), dynamic_shapes=(dynamic_sizes,), strict=False)
+            description = json.dumps(_description(model, 1 if kind == "onnx" else smallest))
+            run = {"onnx": _write_onnx, "torch": _write_torch}[kind](program, description, file)
+        return check_export(deployed, run, 1 if kind == "onnx" else smallest, path)
+
+
+def check_target(path: Path, kind: Format = "onnx") -> None:
+    """Raise an error for a file name with another suffix than that of the format, or if a package is missing."""
     if path.suffix != SUFFIXES[kind]:
         raise CaasegError(f"{path}: expected a name that ends in {SUFFIXES[kind]} for the format {kind}")
     if kind == "onnx":
         _check_exporter()
-    deployed = Deployed(model)
-    strides = getattr(model.backbone, "level_strides", ())
-    smallest = max(model.config.output_stride, *strides) + 1  # two features per side; torch.export specializes on fewer
-    with atomic_write(path) as file:
-        with warnings.catch_warnings(action="ignore"):  # warnings of torch's exporter about its internals
-            example = torch.rand(2, 3, 4 * smallest, 3 * smallest) * 255
-            dynamic_sizes = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
-            program = torch.export.export(deployed, (example,), dynamic_shapes=(dynamic_sizes,), strict=False)
-            description = json.dumps(_description(model, 1 if kind == "onnx" else smallest))
-            run = {"onnx": _write_onnx, "torch": _write_torch}[kind](program, description, file)
-        return check_export(deployed, run, 1 if kind == "onnx" else smallest, path)
 
 
 def _description(model: Segmenter, smallest: int) -> dict[str, Any]:
@@ -126,6 +139,7 @@ def _check_exporter() -> None:
 
 
 def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:
+    logging.getLogger("onnxscript").setLevel(logging.ERROR)  # it warns about its own optimizations
     exported = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT])
     assert exported is not None
     exported.model.metadata_props[METADATA] = description

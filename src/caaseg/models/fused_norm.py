@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from caaseg.kernels import DTYPES, HAS_TRITON
@@ -13,8 +14,8 @@ from caaseg.models.timm_networks import BasicBlock, Bottleneck, FeatureDictNet
 def fuse_batch_norm(model: nn.Module) -> None:
     """Replace batch normalization by the fused operator for training on a GPU, in place; weights keep their names.
 
-    The model still uses torch's own operators in evaluation mode, on a CPU, compiled, with synchronized batch
-    normalization, or for maps that are not channels last in memory.
+    The model still uses torch's own operators in evaluation mode, on a CPU, compiled, or for maps that are not channels
+    last in memory. Synchronized batch normalization stays synchronized: its kernels exchange sums between their passes.
     """
     for parent in list(model.modules()):
         if type(parent) in (BasicBlock, Bottleneck):
@@ -22,10 +23,10 @@ def fuse_batch_norm(model: nn.Module) -> None:
         elif isinstance(parent, nn.Sequential | FeatureDictNet):
             children = list(parent.named_children())
             for (_, norm), (name, activation) in pairwise(children):
-                if type(norm) is nn.BatchNorm2d and type(activation) is nn.ReLU:
+                if type(norm) in PLAIN and type(activation) is nn.ReLU:
                     convert_batch_norm(norm, relu=True)
                     setattr(parent, name, nn.Identity())
-            if children and type(children[-1][1]) is nn.BatchNorm2d:  # of a shortcut
+            if children and type(children[-1][1]) in PLAIN:  # of a shortcut
                 convert_batch_norm(children[-1][1], relu=False)
     for stage in model.modules():
         is_sequence = type(stage) is nn.Sequential and len(stage) > 0
@@ -35,19 +36,23 @@ def fuse_batch_norm(model: nn.Module) -> None:
 
 def has_fused_batch_norm(model: nn.Module) -> bool:
     """Return whether `fuse_batch_norm` changed a model."""
-    return any(isinstance(module, FusedBatchNorm) for module in model.modules())
+    return any(isinstance(module, _FusedNorm) for module in model.modules())
 
 
 def convert_batch_norm(norm: nn.Module, *, relu: bool) -> None:
-    """Convert a `BatchNorm2d` to `FusedBatchNorm` in place, so that references to it stay valid."""
-    norm.__class__ = FusedBatchNorm
+    """Convert batch normalization to its fused class in place, so that references to it stay valid."""
+    norm.__class__ = FusedSyncBatchNorm if isinstance(norm, nn.SyncBatchNorm) else FusedBatchNorm
     norm.relu = relu  # type: ignore[assignment]
 
 
-class FusedBatchNorm(nn.BatchNorm2d):
+class _FusedNorm(nn.modules.batchnorm._BatchNorm):
     """Batch normalization, followed by an optional residual addition and, if `relu`, ReLU."""
 
     relu: bool
+
+    def group(self) -> Any:
+        """Return the process group that normalizes its batches together, or None."""
+        return None
 
     def forward(self, features: Tensor, residual: Tensor | None = None, duplicate: bool = False) -> Any:
         """Return the result, (N, C, H, W); twice with `duplicate`, for two consumers whose gradients are summed."""
@@ -61,6 +66,7 @@ class FusedBatchNorm(nn.BatchNorm2d):
             return batch_norm(
                 features, residual, self.weight, self.bias, self.running_mean, self.running_var,
                 momentum=float(self.momentum or 0.0), eps=self.eps, relu=self.relu, duplicate=duplicate,
+                group=self.group(),
             )  # fmt: skip
         result = super().forward(features)
         if residual is not None:
@@ -84,6 +90,22 @@ class FusedBatchNorm(nn.BatchNorm2d):
             and features.numel() > features.shape[1]  # torch raises an error for a single pixel
             and not torch.compiler.is_compiling()
         )
+
+
+class FusedBatchNorm(_FusedNorm, nn.BatchNorm2d):
+    """Fused batch normalization over the batch of this process."""
+
+
+class FusedSyncBatchNorm(_FusedNorm, nn.SyncBatchNorm):
+    """Fused batch normalization over the batches of all processes, which must have the same size."""
+
+    def group(self) -> Any:
+        is_distributed = dist.is_available() and dist.is_initialized()
+        return (self.process_group or dist.group.WORLD) if is_distributed else None
+
+
+PLAIN = (nn.BatchNorm2d, nn.SyncBatchNorm)
+"""Classes that have a fused class; subclasses of other packages may compute something else."""
 
 
 class FusedBlock(BasicBlock):
@@ -121,7 +143,7 @@ def _fuse_block(block: Any) -> None:
     depth = 2 if isinstance(block, BasicBlock) else 3
     norms = [getattr(block, f"bn{k}") for k in range(1, depth + 1)]
     activations = [getattr(block, f"act{k}") for k in range(1, depth + 1)]
-    plain = all(type(norm) is nn.BatchNorm2d for norm in norms) and all(type(act) is nn.ReLU for act in activations)
+    plain = all(type(norm) in PLAIN for norm in norms) and all(type(act) is nn.ReLU for act in activations)
     others = (block.se, block.drop_path, block.drop_block, block.aa)
     if not plain or not all(other is None or isinstance(other, nn.Identity) for other in others):
         return

@@ -35,7 +35,7 @@ class OnnxModel(Predictable):
         super().__init__()
         if not path.is_file():
             raise CaasegError(f"{path}: no such file; expected a model that caaseg export wrote")
-        self._session = _session(path, torch.device(device))
+        self._session = open_session(path, torch.device(device))
         described = self._session.get_modelmeta().custom_metadata_map
         try:
             about: dict[str, Any] = json.loads(described["caaseg"])
@@ -95,7 +95,8 @@ def _locations(message: Any) -> set[str]:
     return found
 
 
-def _session(path: Path, device: torch.device) -> Any:
+def open_session(path: Path, device: torch.device) -> Any:
+    """Return onnxruntime's session of an ONNX file, with as many threads as torch uses."""
     disable_telemetry()
     try:
         import onnxruntime

@@ -1,4 +1,4 @@
-"""Bilinear resizing as the authors do it."""
+"""Bilinear resizing, with aligned corners as the authors do it, or without as mmsegmentation does it."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 
-def resize(features: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize bilinearly with aligned corners: (N, C, h, w) -> (N, C, H, W).
+def resize(features: Tensor, size: Sequence[int], *, align_corners: bool = True) -> Tensor:
+    """Resize bilinearly: (N, C, h, w) -> (N, C, H, W).
 
-    Feature i of stride s is centered at pixel s * i, so the corners of an odd-sized image (513 pixels at stride 8)
-    coincide with the corners of its feature map (65).
+    With aligned corners, feature i of stride s is centered at pixel s * i, so the corners of an odd-sized image (513
+    pixels at stride 8) coincide with the corners of its feature map (65).
     """
-    return interpolate(features, tuple(size), mode="bilinear", align_corners=True)
+    return interpolate(features, tuple(size), mode="bilinear", align_corners=align_corners)
 
 
 def upsample_input(images: Tensor, factor: float) -> Tensor:

@@ -8,8 +8,9 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import torch
-from huggingface_hub import ModelCard, ModelHubMixin, snapshot_download
+from huggingface_hub import ModelCard, ModelHubMixin
 from safetensors.torch import save_file
 from torch import nn
 
@@ -31,7 +32,8 @@ CONFIG = "config.json"
 CARD_FILE = "README.md"
 WEIGHTS = "model.safetensors"
 PYTORCH_WEIGHTS = "pytorch_model.bin"
-CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.")  # parameters whose shape depends on num_classes
+CLASSIFIERS = ("classifier.", "branch_classifiers.", "aux.2.", "head.classifier.")
+"""Prefixes of the names of weights whose shape depends on num_classes."""
 
 CARD = """---
 {{ card_data }}
@@ -234,7 +236,7 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
         raise CaasegError(f"{source}: not the name of a model on the hub; expected {HUB}owner/name")
     try:
         files = [CONFIG, WEIGHTS, PYTORCH_WEIGHTS]
-        return Path(snapshot_download(name, revision=revision, allow_patterns=files))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=files))
     except Exception as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise CaasegError(

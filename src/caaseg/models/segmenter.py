@@ -209,7 +209,8 @@ def create_model(
     """Build a model from the names of its parts, or from parts of your own.
 
     Args:
-        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention or danet; a subclass of
+        head: fcn, axial, axial_se, caa, self_attention, channelized_self_attention, danet, psp, deeplabv3,
+            deeplabv3plus, upernet, segformer, nonlocal, ccnet, emanet, ann, encnet or ocr; a subclass of
             `caaseg.models.heads.base.Head`; or "file.py:Class", which executes the file.
         backbone: a timm model, see `caaseg models`, or a module that follows `caaseg.models.backbones.Backbone`.
         num_classes: number of classes.

@@ -94,7 +94,7 @@ def picture_of_image(image: Tensor, caption: str = "image") -> Picture:
 def picture_of_labels(
     image: Tensor, labels: Tensor, palette: Sequence[Color], caption: str, background: int | None = None
 ) -> Picture:
-    """Embed an image (3, H, W) under the colors of labels or predictions (H, W); ignored pixels are black."""
+    """Embed an image (3, H, W) blended with the colors of labels or predictions (H, W); ignored pixels are black."""
     return picture(overlay(_channels_last(image), labels.numpy(), palette, background=background), caption)
 
 

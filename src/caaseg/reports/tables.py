@@ -9,6 +9,8 @@ from rich.text import Text
 
 from caaseg.analysis.flops import GIGA, Count, PaperRow
 from caaseg.benchmarks.attention import Measurement
+from caaseg.benchmarks.cpu import Timing
+from caaseg.benchmarks.heads import RATIOS, HeadCosts, geometric_means, ratios
 from caaseg.benchmarks.loader import Speed
 from caaseg.benchmarks.model import ModelCost
 from caaseg.data.datasets.info import DatasetInfo
@@ -135,7 +137,8 @@ def ratio_lines(ratios: Sequence[dict[str, Any]]) -> list[str]:
         if "forward_graph_over_floor" in record:
             lines.append(
                 f"{workload}: the GPU time of the forward pass is {_times(record['forward_graph_over_floor'])} the "
-                "time of moving the minimum number of bytes"
+                "time of moving the minimum number of bytes, that of forward and backward pass "
+                f"{_times(record['training_graph_over_floor'])}"
             )
         if "row_by_row_over_vectorized_time" in record:
             paper = " (the paper states 2.5 and 2)" if "paper_row_by_row_over_vectorized_time" in record else ""
@@ -170,6 +173,28 @@ def model_table(costs: Sequence[ModelCost]) -> Table:
             _number(cost.inference_images_per_second),
             _megabytes(cost.inference_peak_bytes),
         )
+    return table
+
+
+def head_cost_tables(costs: HeadCosts) -> Iterator[Table]:
+    """Yield a table of all models, then a table per mode: our heads relative to mmsegmentation's, and the means."""
+    yield model_table(list(costs.measured.values()))
+    means = geometric_means(costs)
+    for mode, by_head in ratios(costs).items():
+        columns = ("head", "training\nimages/s", "inference\nimages/s", "training\nmemory", "inference\nmemory")
+        table = _table(f"Ours / mmsegmentation's, {mode}", *columns)
+        for head, found in by_head.items():
+            table.add_row(head, *(_number(found.get(name)) for name in RATIOS), end_section=head == list(by_head)[-1])
+        table.add_row("geometric mean", *(_number(means[mode].get(name)) for name in RATIOS))
+        yield table
+
+
+def cpu_table(timings: Sequence[Timing]) -> Table:
+    """Return a table with one row per model and form: inference of one image on a CPU."""
+    table = _table("Inference of one image", "model", "form", "fastest\nms", "median\nms", "images/s")
+    for timing in timings:
+        times = (f"{1000 * timing.seconds:,.1f}", f"{1000 * timing.median_s:,.1f}", _number(timing.images_per_second))
+        table.add_row(timing.model, timing.form, *times)
     return table
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from caaseg.config import Recipe
 from caaseg.data.catalogue import find
 from caaseg.errors import CaasegError
+from caaseg.models.heads import HEADS, resolve_head
 from caaseg.recipes import load_recipe
 from caaseg.reproduce.tables import BASES, SCALES, TABLES, Row, options_of
 
@@ -55,7 +56,7 @@ class Grid:
     by_row: Mapping[tuple[str, int], Cell]
     """The cell of a row and a seed. Rows with the same recipe share cells."""
     recipe: str | None
-    """The recipe of all rows; None if each row is a recipe of its own."""
+    """The recipe of all rows; None if each row has its own recipe."""
     overrides: tuple[str, ...]
     """Command-line options that override values of the recipe."""
 
@@ -66,10 +67,6 @@ class Grid:
     def run(self, cell: Cell) -> Path:
         """Return the run directory of a cell."""
         return self.directory / "runs" / cell.name
-
-
-PAPER_SEEDS = 5
-"""Number of runs per row, of which the paper reports mean and standard deviation."""
 
 
 def plan_grid(
@@ -94,8 +91,10 @@ def plan_grid(
         dataset: train all rows on this dataset with one recipe, instead of on the paper's dataset.
         recipe: recipe of all rows; by default the base recipe of the dataset.
         root: directory of the dataset.
-        rows: names of the rows to run; by default all.
-        seeds: number of seeds, which count from 0; by default 5 with the paper's recipes, and 1 with another recipe.
+        rows: names of the rows to run; by default all. For the table of heads, file.py:Class is the row of a head of
+            your own, named after its class.
+        seeds: number of seeds, numbered from 0; by default that of the table with the rows' own
+            recipes (5 for the paper's), and 1 with another recipe.
         split: split to evaluate on; by default the recipe's val_split.
         multi_scale: also evaluate at several scales with flips, even if the paper's table does not.
         scales: scales of that evaluation.
@@ -109,19 +108,22 @@ def plan_grid(
             if override.partition("=")[0] == option:
                 raise CaasegError(f"{option} is set by the grid; expected {instead}")
     options = (*overrides, *(() if root is None else (f"--data.root={root}",)))
-    known = [row for row in table.rows if recipe is None and row.dataset == dataset and dataset is not None]
+    own_heads = _own_heads(rows or ()) if name == "heads" else {}
+    table_rows = (*table.rows, *own_heads.values())
+    known = [row for row in table_rows if recipe is None and row.dataset == dataset and dataset is not None]
     uses_own_recipes = recipe is None and (dataset is None or bool(known))
-    seeds = seeds or (PAPER_SEEDS if uses_own_recipes else 1)
+    seeds = seeds or (table.seeds if uses_own_recipes else 1)
     base = None if uses_own_recipes else recipe or _base(dataset)
-    if uses_own_recipes and any(row.dataset is None for row in table.rows):
+    if uses_own_recipes and any(row.dataset is None for row in table_rows):
         raise CaasegError(f"{name} is not a table of the paper and has no dataset; give --dataset or --recipe")
-    recipes = {row.name: _recipe(name, row, base, options) for row in known or table.rows}
+    recipes = {row.name: _recipe(name, row, base, options) for row in known or table_rows}
     if base is not None and dataset is not None:
         found = next(iter(recipes.values())).data.dataset
         if found != dataset:
             raise CaasegError(f"--dataset is {dataset}, but recipe {base} is for {found}; leave out one of them")
     several = multi_scale or any("multi" in row.paper for row in table.rows)
-    chosen = _chosen(rows, known or table.rows)
+    wanted = None if rows is None else [own_heads[row].name if row in own_heads else row for row in rows]
+    chosen = _chosen(wanted, known or table_rows)
     # Rows with the same recipe share the name of the first of these rows, even if that row is not run.
     names = {row: next(other for other in recipes if recipes[other] == recipes[row]) for row in recipes}
 
@@ -158,6 +160,19 @@ def _recipe(table: str, row: Row, base: str | None, options: Sequence[str]) -> R
     if base is None:
         return load_recipe(f"{table}/{row.name}", options)
     return load_recipe(base, [*options_of(row.model), *options])
+
+
+def _own_heads(names: Sequence[str]) -> dict[str, Row]:
+    """Return the rows of heads that are not built in, by file.py:Class."""
+    rows: dict[str, Row] = {}
+    taken = set(HEADS)
+    for head in (name for name in names if ":" in name and name not in rows):
+        name = resolve_head(head).__name__
+        if name in taken:
+            raise CaasegError(f"--rows has {head!r}, but another row is named {name}; rename the class")
+        rows[head] = Row(name=name, label=None, dataset=None, model={"head": head}, baseline="axial")
+        taken.add(name)
+    return rows
 
 
 def _chosen(names: Sequence[str] | None, rows: Sequence[Row]) -> list[Row]:

@@ -22,7 +22,7 @@ SIZES: dict[str, tuple[Size, ...]] = {
 }
 NOTE = (
     "The paper plots the inference time of three image sizes on a V100 and prints no numbers; it states that 4 groups "
-    "are about as fast as full vectorization. Our numbers: only the attention, one image, float32."
+    "are about as fast as full vectorization. Our numbers are for the attention alone, with one image in float32."
 )
 
 

@@ -78,8 +78,10 @@ class ReportRow:
     relative_time: float | None
     """Training time per image relative to the baseline on the same hardware."""
     parameters: int | None
+    source: str | None = None
+    """Where the paper's number is published, if not in the paper."""
     note: str | None = None
-    """What the paper leaves open about the row."""
+    """Detail of the row that the paper does not state."""
 
     @property
     def finished(self) -> list[float]:
@@ -101,12 +103,14 @@ class GridReport:
     title: str
     notes: tuple[str, ...]
     rows: tuple[ReportRow, ...]
-    quoted: tuple[tuple[str, float], ...]
-    """Other methods with the numbers that the paper quotes; not trained here."""
+    quoted: tuple[tuple[str, float, str], ...]
+    """Other methods with their published numbers and sources; not trained here."""
     same_data: bool
     """Whether our numbers and the paper's are on the same dataset."""
     missing: int
     """Number of unfinished cells."""
+    publisher: str = "paper"
+    """Heading of the published numbers."""
 
     @property
     def on_gpu(self) -> bool:
@@ -145,9 +149,10 @@ def grid_report(grid: Grid) -> GridReport:
         title=table.title,
         notes=(*notes, *table.notes),
         rows=tuple(report_row for row in grid.rows for report_row in _report_rows(grid, row, records)),
-        quoted=tuple((f"{find(q.dataset).title}: {q.method}", q.mean) for q in quoted),
+        quoted=tuple((f"{find(q.dataset).title}: {q.method}", q.mean, q.source) for q in quoted),
         same_data=grid.recipe is None or datasets == paper_datasets,
         missing=sum(not grid.file(cell).is_file() for cell in grid.cells),
+        publisher=table.publisher,
     )
 
 
@@ -180,6 +185,7 @@ def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record 
             cost=cost,
             relative_time=None if baseline is None else _relative_time(cost, Cost.of(records_of(baseline))),
             parameters=next((record["parameters"] for record in records_of(row) if record), None),
+            source=row.source,
             note=row.note,
         )
 
@@ -239,7 +245,7 @@ def grid_table(report: GridReport) -> Table:
     """Return the report as a narrow terminal table: rows by name, long cells in several lines."""
     table = Table(title=report.title, title_justify="left", show_lines=True)
     table.add_column("row", overflow="fold", min_width=12)
-    for heading in ("ours", "paper", "difference", *_cost_headings(report)):
+    for heading in ("ours", report.publisher, "difference", *_cost_headings(report)):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in report.rows:
         cells = (
@@ -250,8 +256,8 @@ def grid_table(report: GridReport) -> Table:
             *_cost_cells(row, report.on_gpu),
         )
         table.add_row(*(Text(cell) for cell in cells))
-    for method, number in report.quoted:
-        table.add_row(Text(f"{method} (quoted by the paper, not run here)"), "", f"{number:.2f}")
+    for method, number, source in report.quoted:
+        table.add_row(Text(f"{method} ({source}, not run here)"), "", f"{number:.2f}")
     return table
 
 
@@ -267,7 +273,7 @@ def shown_lines(report: GridReport) -> list[str]:
         if row.difference is not None and row.difference.claim != "no difference shown":
             shown.append(f"{name} is {row.difference.claim} than {row.baseline} ({finished})")
         else:
-            reason = "" if pairs == 0 else ", no interval" if pairs == 1 else ", interval with zero"
+            reason = "" if pairs == 0 else ", no interval" if pairs == 1 else ", interval contains zero"
             not_shown.append(f"{name} against {row.baseline} ({finished}{reason})")
     lines = {"Shown": shown, "Not shown": not_shown}
     return [f"{title}: {'; '.join(found)}." for title, found in lines.items() if found]
@@ -281,19 +287,21 @@ def report_lines(report: GridReport) -> list[str]:
         times = "images/s: median training speed; GB: peak GPU memory of training."
     protocol = [f"Protocol: {report.protocols[0]}."] if len(report.protocols) == 1 else []
     notes = [f"[{number}] {note}" for number, note in enumerate(report.row_notes, start=1)]
-    return [*missing, *shown_lines(report), *notes, METHOD, *protocol, times, *report.notes]
+    sources = dict.fromkeys(f"{row.row} {row.source}" for row in report.rows if row.source is not None)
+    cited = [f"Sources: {'; '.join(sources)}."] if sources else []
+    return [*missing, *shown_lines(report), *notes, METHOD, *protocol, times, *cited, *report.notes]
 
 
 def markdown(report: GridReport) -> str:
     """Return the report as Markdown."""
-    headings = ["row", "ours", "paper", "difference", "interval", "shown", *_cost_headings(report)]
+    headings = ["row", "ours", report.publisher, "difference", "interval", "shown", *_cost_headings(report)]
     rows = [headings, [":---", *["---:"] * (len(headings) - 1)]]
     for row in report.rows:
         label = f"{row.label}, {row.protocol}" if len(report.protocols) > 1 else row.label
         label += report.mark(row)
         rows.append([label, _ours(row), _paper(row), *_difference(row), *_cost_cells(row, report.on_gpu)])
-    for method, number in report.quoted:
-        quoted = [f"{method} (quoted by the paper, not run here)", "", f"{number:.2f}"]
+    for method, number, source in report.quoted:
+        quoted = [f"{method} ({source}, not run here)", "", f"{number:.2f}"]
         rows.append(quoted + [""] * (len(headings) - len(quoted)))
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
     notes = "\n".join(f"- {line}" for line in report_lines(report))
@@ -316,7 +324,7 @@ def as_json(report: GridReport) -> dict[str, Any]:
         "notes": report_lines(report),
         "missing_cells": report.missing,
         "lines": lines,
-        "quoted": [{"method": method, "paper": number} for method, number in report.quoted],
+        "quoted": [{"method": method, "paper": number, "source": source} for method, number, source in report.quoted],
     }
 
 
@@ -344,7 +352,8 @@ def draw_grid(report: GridReport) -> Figure:
             panels[1].errorbar(row.paper, y, xerr=row.paper_std, color=color, marker="D", capsize=3)
     panels[0].set_yticks(range(len(labels)), list(labels.values()), fontsize=9)
     panels[0].set_ylim(len(labels) - 0.5, -0.5)
-    for panel, title in zip(panels, ("ours", "paper" if report.same_data else "paper, other data"), strict=False):
+    theirs = report.publisher if report.same_data else f"{report.publisher}, other data"
+    for panel, title in zip(panels, ("ours", theirs), strict=False):
         panel.set_title(title if has_paper else "", fontsize=10)
         panel.set_xlabel("mean IoU, %")
         panel.grid(alpha=0.25, axis="x")

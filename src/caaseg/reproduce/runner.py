@@ -30,6 +30,7 @@ from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import Evaluation, evaluate
 from caaseg.files import atomic_write
 from caaseg.models import load_model
+from caaseg.models.heads import own_head
 from caaseg.models.predictor import Precision, Predictor
 from caaseg.reproduce.grid import Cell, EvaluationProtocol, Grid
 from caaseg.training import checkpoints
@@ -218,7 +219,7 @@ def _run_cell(
     if record is None:
         trained, evaluation = _train(grid, cell, device, progress)
         record = {**trained, **origin, "scores": []}
-    model = load_model(grid.run(cell)).to(device)
+    model = load_model(grid.run(cell), head=own_head(cell.recipe.model.head)).to(device)
     record["parameters"] = sum(weight.numel() for weight in model.parameters())
     for protocol in cell.protocols:
         if score_of(record, protocol) is None:

@@ -1,8 +1,8 @@
 """The paper's tables as data: the model of each row, and the number that the paper reports for it.
 
-Numbers are mean IoU in %, from Huang et al., AAAI 2022. A number in parentheses there is the standard deviation of 5
-runs; the tables that compare with other methods report "the best results" of an unknown number of runs, not means. The
-"test set" of PASCAL Context is the split called val.
+Numbers are mean IoU in %, from Huang et al., AAAI 2022, unless a table says otherwise. A number in parentheses there is
+the standard deviation of 5 runs; the tables that compare with other methods report "the best results" of an unknown
+number of runs, not means. The "test set" of PASCAL Context is the split called val.
 
 Each row is a recipe: the base recipe of its dataset with the values that the table studies. `ROWS` lists them by name,
 such as table1/caa_gate3x128.
@@ -13,7 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from caaseg.models.heads import HEADS, head_class
+from caaseg.benchmarks.mmseg_settings import mmseg_settings
+from caaseg.models.heads import HEADS, resolve_head
+from caaseg.reproduce.published import MMSEG_HEADS, NUMBERS, configuration
 
 TableName = Literal[
     "table1",
@@ -25,6 +27,8 @@ TableName = Literal[
     "appendix",
     "result_figure",
     "car",
+    "ade20k",
+    "voc2012",
     "heads",
     "groups",
 ]
@@ -38,6 +42,8 @@ BASES = {
     "pascal_context": "pascal_context/caa_resnet101_s16",
     "coco_stuff_10k": "coco_stuff_10k/caa_aux_resnet101_s8",
     "coco_stuff_164k": "coco_stuff_164k/caa_efficientnet_b5_s8",
+    "ade20k": "ade20k/caa_aux_resnet101_s8",
+    "voc2012": "voc2012/caa_aux_resnet101_s8",
     "cityscapes": "cityscapes/caa_aux_resnet101_s8",
     "camvid": "camvid/caa_resnet50",
     "folder": "folder/caa_resnet18",
@@ -60,7 +66,7 @@ class Row:
 
     name: str
     label: str | None
-    """None for the title of its head's class."""
+    """Label of the row; None for the title of its head."""
     dataset: str | None
     """The paper's dataset; None if the row is not in the paper."""
     model: Mapping[str, Any]
@@ -77,12 +83,14 @@ class Row:
     """Name of the row to compare with, seed by seed."""
     paper: Mapping[Protocol, Number] = field(default_factory=dict)
     """The paper's numbers."""
+    source: str | None = None
+    """Where the numbers are published, if not in the paper."""
     note: str | None = None
-    """What the paper leaves open about this row, and what is trained here."""
+    """Detail that the paper does not state about this row, and what is trained here."""
 
     def title(self, *, own_recipe: bool) -> str:
         """Return the label of the row with its own recipe, or with one for another dataset."""
-        label = self.label or head_class(self.model["head"]).title
+        label = self.label or resolve_head(self.model["head"]).title
         return f"{label}, {self.paper_label}" if own_recipe and self.paper_label else label
 
 
@@ -98,6 +106,11 @@ class Quoted:
     method: str
     dataset: str
     mean: float
+    source: str = "quoted by the paper"
+
+
+PAPER_SEEDS = 5
+"""Number of runs per row, of which the paper reports mean and standard deviation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +119,10 @@ class Table:
 
     title: str
     rows: tuple[Row, ...]
+    publisher: str = "paper"
+    """Heading of the published numbers."""
+    seeds: int = PAPER_SEEDS
+    """Default number of seeds with the rows' own recipes."""
     quoted: tuple[Quoted, ...] = ()
     notes: tuple[str, ...] = ()
     """Explanations, and notes on errors in the paper's text."""
@@ -185,7 +202,7 @@ def _backbone(
 def _against_danet(dataset: str, title: str, danet: float, caa: Mapping[int, float], *, several: bool) -> list[Row]:
     """DANet and CAA on one of the datasets of the comparison with other methods.
 
-    The auxiliary losses of DANet are those of its two branches; it has no further one on the backbone.
+    The auxiliary losses of DANet are those of its two branches; it has no auxiliary loss on the backbone.
     """
     first = Row(
         name=f"danet_aux_s8_{dataset}",
@@ -229,7 +246,7 @@ def _car(
     paper_model: Mapping[str, Any] | None = None,
     paper_options: tuple[str, ...] = (),
 ) -> Row:
-    """A row of the table of class-aware regularization; with it if there is a baseline."""
+    """A row of the table of class-aware regularization (CAR). Only rows with a baseline use CAR."""
     return Row(
         name=name,
         label=label,
@@ -253,6 +270,55 @@ CONVNEXT = {
 """ConvNeXt-L with JPU, instead of the ResNet-50 of the base recipe."""
 
 
+def _mmseg(dataset: str, schedules: tuple[int, ...]) -> list[Row]:
+    """The heads of mmsegmentation with ResNet-101 and its settings, and CAA, for schedules in thousands of steps."""
+    return [_mmseg_row(head, dataset, steps) for steps in schedules for head in (*MMSEG_HEADS, "caa")]
+
+
+def _mmseg_row(head: str, dataset: str, thousand_steps: int) -> Row:
+    scores = NUMBERS[dataset].get(head, {}).get(thousand_steps)
+    settings = mmseg_settings(head) if head in MMSEG_HEADS else {}
+    weights = ("--loss.branch_weight=0.4",) if head == "ocr" else ()  # of the regions
+    return Row(
+        name=f"{head}_{thousand_steps}k",
+        label=MMSEG_HEADS[head].title if head in MMSEG_HEADS else "CAA",
+        dataset=dataset,
+        model={"head": head},
+        paper_model=settings,
+        paper_label=f"{thousand_steps},000 steps",
+        paper_options=(f"--steps={thousand_steps}000", *weights),
+        baseline=None if head == "fcn" else f"fcn_{thousand_steps}k",
+        paper={} if scores is None else {"single": Number(scores.single), "multi": Number(scores.multi)},
+        source=None if scores is None else configuration(head, dataset, thousand_steps),
+    )
+
+
+ADAMW = (
+    *("--optimizer.name=adamw", "--optimizer.lr=0.0001", "--optimizer.weight_decay=0.05"),
+    *("--optimizer.warmup_steps=1500", "--steps=160000"),
+)
+"""Optimizer of the rows of ADE20K with larger backbones: that of mmsegmentation's ConvNeXt."""
+DINOV2 = {"backbone": "vit_base_patch14_dinov2.lvd142m", "neck": "sfp", "drop_path": 0.1}
+"""ViT-B of DINOv2 with a simple feature pyramid."""
+
+
+def _large(
+    backbone: str, label: str, model: Mapping[str, Any], *, car: bool = False, options: tuple[str, ...] = ()
+) -> Row:
+    """A row of ADE20K: CAA with a larger backbone and a neck, whose output the auxiliary classifier reads."""
+    return Row(
+        name=f"caa_{'car_' if car else ''}{backbone}_160k",
+        label="CAA, CAR" if car else "CAA",
+        dataset="ade20k",
+        model={"head": "caa", "car": car},
+        paper_model={**model, "aux_stage": None},
+        paper_label=label,
+        paper_options=(*ADAMW, *options),
+        baseline=f"caa_{backbone}_160k" if car else None,
+        note=OWN_SETTINGS,
+    )
+
+
 def _quoted(dataset: str, numbers: Mapping[str, float]) -> list[Quoted]:
     return [Quoted(method, dataset, mean) for method, mean in numbers.items()]
 
@@ -274,6 +340,17 @@ APPENDIX_AUX = "The paper does not state whether this model has the auxiliary lo
 SCHEDULE_164K = (
     "The paper does not state the schedule of COCO-Stuff 164K; ours is that of the other datasets, 40,000 steps of 16 "
     "images."
+)
+
+OWN_SETTINGS = "No number is published for this model, and no settings: ours are those of similar models."
+MMSEG_NOTES = (
+    "The published numbers are those of mmsegmentation 1.2.2 (configs/*/metafile.yaml), one run each; the sources are "
+    "its configurations. For heads without a number, it publishes none with ResNet-101 on this dataset.",
+    "The recipe has mmsegmentation's ResNet (V1c) with ImageNet-1k weights, and its crops, batch size, optimizer, "
+    "auxiliary loss and loss weights. These differ: our learning rate ends at 0 instead of 0.0001; weight decay does "
+    "not apply to batch normalization and biases; contrast, saturation and hue are changed in every image instead of "
+    "in half of them; crops that one class fills by more than 75% are kept; images with a short side below 512 are not "
+    "enlarged to 512, neither for training nor for evaluation.",
 )
 
 TABLES: dict[str, Table] = {
@@ -543,6 +620,44 @@ TABLES: dict[str, Table] = {
             "The recipe for PASCAL Context has the authors' batch norm momentum, loss average, weight decay and "
             "padding of images.",
         ),
+    ),
+    "ade20k": Table(
+        title="ADE20K: heads with ResNet-101 in the settings of mmsegmentation, and CAA with larger backbones",
+        publisher="mmsegmentation",
+        seeds=1,
+        rows=(
+            *_mmseg("ade20k", (80, 160)),
+            _large("convnext_large", "ConvNeXt-L + JPU", CONVNEXT),
+            _large("convnext_large", "ConvNeXt-L + JPU", CONVNEXT, car=True),
+            _large(
+                *("dinov2_base", "DINOv2 ViT-B/14 + simple feature pyramid", DINOV2),
+                options=("--data.crop=518 518", "--optimizer.layer_decay=0.9"),
+            ),
+        ),
+        quoted=(
+            Quoted("OCRNet, HRNet-W48, single scale", "ade20k", 43.25, "ocrnet_hr48_4xb4-160k_ade20k-512x512"),
+            Quoted("SegFormer, MiT-B5, single scale", "ade20k", 49.13, "segformer_mit-b5_8xb2-160k_ade20k-512x512"),
+            Quoted(
+                *("UPerNet, ConvNeXt-L, crops of 640, single scale", "ade20k", 53.16),
+                "convnext-large_upernet_8xb2-amp-160k_ade20k-640x640",
+            ),
+            Quoted("linear, DINOv2 ViT-B/14, several scales", "ade20k", 51.3, "model card of facebookresearch/dinov2"),
+        ),
+        notes=(
+            *MMSEG_NOTES,
+            "The metafile of deeplabv3plus gives its two models one name; the README.md beside it tells them apart.",
+        ),
+    ),
+    "voc2012": Table(
+        title="PASCAL VOC 2012 with SBD: heads with ResNet-101 in the settings of mmsegmentation",
+        publisher="mmsegmentation",
+        seeds=1,
+        rows=tuple(_mmseg("voc2012", (20, 40))),
+        quoted=(
+            Quoted("OCRNet, HRNet-W48, single scale", "voc2012", 77.14, "ocrnet_hr48_4xb4-40k_voc12aug-512x512"),
+            Quoted("EMANet, ResNet-101, single scale", "voc2012", 80.05, "README of its authors, XiaLiPKU/EMANet"),
+        ),
+        notes=MMSEG_NOTES,
     ),
     "heads": Table(
         title="All heads under one recipe",

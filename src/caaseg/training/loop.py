@@ -4,6 +4,7 @@ All random numbers of a step depend on the seed, the step and the rank only, as 
 and resumed ends with the same weights as an uninterrupted run.
 """
 
+import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -30,16 +31,25 @@ from caaseg.models.predictor import Predictor
 from caaseg.training.checkpoints import check_finite, write_checkpoint
 from caaseg.training.ema import EMA
 from caaseg.training.losses import Loss, log_class_weights, make_loss, segmentation_loss
-from caaseg.training.memory import explain_out_of_memory, try_step
+from caaseg.training.memory import explain_out_of_memory, move_to_device, try_step
 from caaseg.training.metrics_log import MetricsLog
 from caaseg.training.optim import learning_rate, make_optimizer, set_learning_rate
-from caaseg.training.ranks import copy_first_buffers, end_together, sum_over_ranks
+from caaseg.training.ranks import (
+    average_gradients,
+    copy_first_buffers,
+    copy_first_state,
+    end_together,
+    match_gradient_strides,
+    sum_over_ranks,
+)
 from caaseg.training.run_directory import explain_write_error
 from caaseg.training.setup import check_labels
 from caaseg.training.step_log import Progress, StepLog
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+logger = logging.getLogger(__name__)
 
 DROPOUT_STREAM = 3  # random stream of dropout, part of its seed; `data.loader` defines streams 0 to 2
 
@@ -125,11 +135,16 @@ def train_loop(
         return normalize(images, model.backbone.mean, model.backbone.std).contiguous(memory_format=layout)
 
     network = _network(fabric, recipe, model, optimizer, loss, prepare)
+    has_ddp = ranks > 1 and not can_capture_graph(recipe, model, ranks)
+    on_device = recipe.data.cache == "device"
+    if on_device:
+        with end_together():
+            train_data = move_to_device(train_data, device)
     batches = iter(
         TrainingLoader(
             train_data, recipe.data, batch_size=recipe.batch_size, seed=recipe.seed, step=start,
             workers=recipe.data.workers, rank=rank, ranks=ranks, bad_files=recipe.data.bad_files,
-            pin_memory=device.type == "cuda",
+            pin_memory=device.type == "cuda", on_device=on_device,
         )
     )  # fmt: skip
     written = MetricsLog(run, start, recipe.loggers, recipe.as_dict()) if fabric.is_global_zero else None
@@ -151,12 +166,16 @@ def train_loop(
             parts = list(zip(images.chunk(recipe.accumulate), labels.chunk(recipe.accumulate), strict=True))
             for number, (part_images, part_labels) in enumerate(parts, start=1):
                 last_part = number == len(parts)
-                with nullcontext() if last_part or ranks == 1 else network.no_sync():  # type: ignore[attr-defined]
+                with network.no_sync() if has_ddp and not last_part else nullcontext():  # type: ignore[attr-defined]
                     with fabric.autocast():
                         prediction = network(prepare(part_images))  # logits (N, K, h, w), coarse
-                        part_loss = segmentation_loss(loss, prediction, part_labels, count, recipe.loss)
+                        part_loss = segmentation_loss(
+                            loss, prediction, part_labels, count, recipe.loss, recipe.batch_size
+                        )
                     fabric.backward(part_loss * ranks)  # DDP averages gradients over ranks, but the loss is a sum
                 own_loss += part_loss.detach()
+            if ranks > 1 and not has_ddp:
+                average_gradients(model)
             if recipe.optimizer.clip_grad_norm is not None:
                 max_norm = recipe.optimizer.clip_grad_norm
                 fabric.clip_gradients(model, optimizer, max_norm=max_norm, error_if_nonfinite=False)
@@ -310,6 +329,16 @@ class _Forward(nn.Module):
         return self.coarse(images)
 
 
+def can_capture_graph(recipe: Recipe, model: nn.Module, ranks: int) -> bool:
+    """Return whether `cuda_graph` applies: not if the network itself communicates, in synchronized batch norm.
+
+    Operations of NCCL can be captured, but a rank that fails would leave the others waiting in a replay, without the
+    messages and time limits of other operations. Gradients are averaged after the replay instead of by
+    DistributedDataParallel, which communicates from hooks that a captured backward pass does not call.
+    """
+    return recipe.cuda_graph and (ranks == 1 or not any(isinstance(part, nn.SyncBatchNorm) for part in model.modules()))
+
+
 def _network(
     fabric: "Fabric",
     recipe: Recipe,
@@ -322,11 +351,20 @@ def _network(
     network: Callable[[Tensor], Prediction] = model.coarse
     if recipe.compile:
         network = torch.compile(model.coarse, dynamic=False)
-    if fabric.world_size > 1:
+    can_capture = can_capture_graph(recipe, model, fabric.world_size)
+    if recipe.cuda_graph and not can_capture and fabric.is_global_zero:
+        logger.warning(
+            "cuda_graph is off, because batch norm is synchronized between GPUs and a graph cannot wait for other GPUs "
+            "safely; set sync_batch_norm false to use it, with batch statistics per GPU"
+        )
+    if fabric.world_size > 1 and can_capture:
+        copy_first_state(model)
+    elif fabric.world_size > 1:
+        match_gradient_strides(model)
         network = fabric.strategy.setup_module(_Forward(model, network))
     if fabric.device.type != "cuda":
         return network
-    if recipe.fused_batch_norm and fabric.world_size == 1:
+    if recipe.fused_batch_norm:
         fuse_batch_norm(model)
     crops = recipe.batch_size // fabric.world_size // recipe.accumulate
     images = torch.zeros(crops, 3, *recipe.data.crop, dtype=torch.uint8, device=fabric.device)
@@ -338,7 +376,7 @@ def _network(
 
     states = 0 if optimizer.state else 2 if recipe.optimizer.name == "adamw" else int(recipe.optimizer.momentum > 0)
     try_step(model, compute_loss, states, recipe, crops)
-    if recipe.cuda_graph and fabric.world_size == 1:
+    if can_capture:
         network = capture_coarse(model, prepare(images), fabric.autocast)
     return network
 

@@ -1,4 +1,4 @@
-"""Training losses: cross entropy, focal, Dice, Lovasz-softmax, and weighted sums of them.
+"""Training losses: cross entropy, focal, Dice, Lovasz-softmax, weighted sums of them, and the presence of classes.
 
 A step may be computed in parts: several accumulation steps, on several devices. Each part computes a sum. The sum is
 divided by a count that is known from the labels of the whole step before anything is computed. So the parts add up to
@@ -218,8 +218,29 @@ def _has_labels(labels: Tensor) -> Tensor:
     return (labels != IGNORE).flatten(1).any(1)
 
 
-def segmentation_loss(loss: Loss, prediction: Prediction, labels: Tensor, count: Tensor, recipe: LossRecipe) -> Tensor:
-    """Return the loss of one part of a step: main output, auxiliary branch and further branches.
+def presence_loss(presence: Tensor, labels: Tensor) -> Tensor:
+    """Return the summed binary cross entropy of the classes that the labels of each image contain.
+
+    Zhang et al., Context Encoding for Semantic Segmentation, CVPR 2018. An image without labels contains no class.
+
+    Args:
+        presence: logits per image and class, (N, K).
+        labels: (N, H, W).
+    """
+    contained = labels.new_zeros(len(labels), IGNORE + 1).scatter_(1, labels.flatten(1).long(), 1)
+    logits = presence.to(torch.promote_types(presence.dtype, torch.float32))
+    return F.binary_cross_entropy_with_logits(logits, contained[:, : logits.shape[1]].to(logits), reduction="sum")
+
+
+def segmentation_loss(
+    loss: Loss,
+    prediction: Prediction,
+    labels: Tensor,
+    count: Tensor,
+    recipe: LossRecipe,
+    num_images: int | None = None,
+) -> Tensor:
+    """Return the loss of one part of a step: all outputs of the model, and losses on its features.
 
     Args:
         loss: the loss of each output.
@@ -228,6 +249,7 @@ def segmentation_loss(loss: Loss, prediction: Prediction, labels: Tensor, count:
         count: sum of `loss.count` over all parts of the step.
         recipe: weights of the branches and of class-aware regularization, which needs the whole batch in one part per
             process.
+        num_images: number of images in all parts of the step; None if this is the only part.
     """
 
     def mean(logits: Tensor) -> Tensor:
@@ -238,6 +260,9 @@ def segmentation_loss(loss: Loss, prediction: Prediction, labels: Tensor, count:
         total = total + recipe.aux_weight * mean(prediction.aux)
     for logits in prediction.branches.values():
         total = total + recipe.branch_weight * mean(logits)
+    if prediction.presence is not None:
+        num_targets = (num_images or len(labels)) * prediction.presence.shape[1]
+        total = total + recipe.presence_weight * presence_loss(prediction.presence, labels) / num_targets
     if prediction.regularized is not None:
         total = total + car_loss(prediction.regularized, labels, prediction.logits.shape[1], recipe)
     return total

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from caaseg.config import Recipe
+from caaseg.data.cache import CachedDataset
+from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
 from caaseg.models import Segmenter
 from caaseg.models.cuda_graphs import preserve_state
@@ -60,15 +62,41 @@ def check_step_fits(recipe: Recipe, crops: int, num_classes: int) -> None:
         )
 
 
-def check_cache_fits(needed: int, processes: int) -> None:
-    """Raise CaasegError if the cached datasets of all processes on this machine need more than the free memory."""
+def check_cache_fits(needed: int, processes: int, cache: bool | str = True) -> None:
+    """Raise CaasegError if the cached datasets of all processes on this machine need more than the free memory.
+
+    Args:
+        needed: bytes of the datasets.
+        processes: number of processes on this machine, each with its own copy.
+        cache: value of data.cache; with "device", the images are decoded in the memory of the machine, too.
+    """
     available = available_bytes()
     if available is not None and processes * needed > available:
         times = f" per process, in {processes} processes," if processes > 1 else ""
         raise CaasegError(
-            f"data.cache is true, but the decoded images need about {needed / 1e9:,.1f} GB{times} and "
+            f"data.cache is {str(cache).lower()}, but the decoded images need about {needed / 1e9:,.1f} GB{times} and "
             f"{available / 1e9:,.1f} GB of memory are free; set data.cache false to read them from their files in each "
             "step"
+        )
+
+
+def move_to_device(dataset: SegmentationDataset, device: torch.device) -> CachedDataset:
+    """Return a cached dataset in the memory of a device. Raises CaasegError if it does not fit there.
+
+    Call it after `try_step`, when the memory of a step is reserved.
+    """
+    assert isinstance(dataset, CachedDataset)
+    if device.type == "cuda":
+        check_device_cache_fits(dataset.nbytes, torch.cuda.mem_get_info(device)[0], str(device))
+    return dataset.to(device)
+
+
+def check_device_cache_fits(needed: int, free: int, device: str) -> None:
+    """Raise CaasegError if a cached dataset needs more than the free memory of a device."""
+    if needed > free:
+        raise CaasegError(
+            f"data.cache is device, but the decoded training images need {needed:,} bytes and {free:,} bytes are free "
+            f"on {device}; set data.cache true to hold them in the memory of the machine, or false to read their files"
         )
 
 

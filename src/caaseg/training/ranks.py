@@ -4,9 +4,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -47,6 +49,55 @@ def copy_first_buffers(module: nn.Module) -> None:
     if is_distributed():
         for buffer in module.buffers():
             dist.broadcast(buffer, src=0)
+
+
+def copy_first_state(module: nn.Module) -> None:
+    """Copy weights and buffers of the first rank to all ranks, as DistributedDataParallel does at its start."""
+    if is_distributed():
+        for tensor in module.state_dict().values():
+            dist.broadcast(tensor, src=0)
+
+
+def average_gradients(module: nn.Module) -> None:
+    """Average the gradients over all ranks, for a module without DistributedDataParallel.
+
+    All gradients of a dtype are averaged as one tensor, and become views of it. All ranks must have gradients of the
+    same parameters, with the same strides.
+    """
+    by_dtype: dict[torch.dtype, list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.grad is not None:
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter)
+    for parameters in by_dtype.values():
+        gradients = [_dense(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        flat = torch.cat([gradient.as_strided((gradient.numel(),), (1,)) for gradient in gradients])
+        sum_over_ranks(flat.div_(dist.get_world_size()))
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        for parameter, gradient, part in zip(parameters, gradients, parts, strict=True):
+            parameter.grad = part.as_strided(gradient.shape, gradient.stride())
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    """Return a gradient without gaps between its elements, in any order, so that no copy is needed to flatten it."""
+    is_channels_last = gradient.dim() == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
+    return gradient if is_channels_last else gradient.contiguous()
+
+
+def match_gradient_strides(module: nn.Module) -> None:
+    """Give gradients of kernels with a side of 1 the strides of their parameter, which DistributedDataParallel expects.
+
+    The stride of a dimension of size 1 has no meaning. Operators choose it freely, DDP copies it from the parameter to
+    its buckets, and warns if both differ. A view with other strides moves no data.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad and 1 in parameter.shape:
+            parameter.register_hook(partial(_with_strides, parameter.stride()))  # type: ignore[no-untyped-call]
+
+
+def _with_strides(strides: tuple[int, ...], gradient: Tensor) -> Tensor:
+    pairs = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    same_order = all(size == 1 or own == expected for size, own, expected in pairs)
+    return gradient.as_strided(gradient.shape, strides) if same_order else gradient
 
 
 @contextmanager

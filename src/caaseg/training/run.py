@@ -42,6 +42,7 @@ from caaseg.training.setup import (
     check_classes_of,
     deterministic_algorithms,
     freeze,
+    is_batch_norm_synchronized,
     is_first_rank,
     make_fabric,
     open_datasets,
@@ -89,7 +90,7 @@ def train(
     if processes.device.type != "cuda":
         check_step_fits(recipe, crops, len(train_data.classes))
     if recipe.data.cache:
-        check_cache_fits(estimated_bytes(train_data) + estimated_bytes(val_data), processes.local)
+        check_cache_fits(estimated_bytes(train_data) + estimated_bytes(val_data), processes.local, recipe.data.cache)
     fabric = make_fabric(processes, recipe.precision)
     with ExitStack() as directory, joined_ranks() as started:
         if are_ranks_running():
@@ -121,7 +122,8 @@ def train(
                 _check_own_files(run)
                 read_metrics(run / METRICS)  # raises if a line is damaged
                 directory.enter_context(_saved_recipe(recipe, run))
-        model = synchronize_batch_norm(model, processes)
+        if is_batch_norm_synchronized(recipe, processes):
+            model = synchronize_batch_norm(model)
         set_batch_norm_momentum(model, recipe.batch_norm_momentum)
         if recipe.model.gradient_checkpointing:
             timm_backbone(model, "model.gradient_checkpointing").checkpoint_gradients()
@@ -206,18 +208,21 @@ def _check_recipe(recipe: Recipe, processes: Processes, model: Segmenter | None)
             "use accumulate 1"
         )
     crops = recipe.batch_size // parts
-    synchronized = processes.device.type == "cuda" and processes.total > 1
+    synchronized = is_batch_norm_synchronized(recipe, processes)
     head = resolve_head(recipe.model.head) if model is None else type(model.head)
     if crops == 1 and not synchronized and head.needs_two_images:
         raise CaasegError(
             f"each forward pass has 1 crop, but the image-level branch of {head.__name__} needs 2 or more for its "
             "batch statistics; set a larger batch_size or a smaller accumulate"
         )
+    if recipe.data.cache == "device" and processes.device.type == "mps":
+        raise CaasegError("data.cache is device, which needs an NVIDIA GPU, or a CPU to try it; use true on mps")
     if recipe.precision == "16" and processes.device.type != "cuda":
         raise CaasegError("precision is 16, which needs a GPU; use bf16 or 32 on a CPU")
     check_implementation_runs(
         recipe.model.implementation if model is None else model.config.implementation, processes.device
     )
-    if processes.total > 1 and processes.device.type != "cuda" and is_first_rank():
+    is_cpu = processes.device.type != "cuda"
+    if processes.total > 1 and is_cpu and recipe.sync_batch_norm and is_first_rank():
         logger.warning("synchronized batch norm is not available on CPU: each process uses its own batch statistics")
     return crops

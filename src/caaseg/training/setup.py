@@ -288,10 +288,13 @@ def check_same_architecture(
         ) from error
 
 
-def synchronize_batch_norm(model: Segmenter, processes: Processes) -> Segmenter:
-    """Replace batch norm by synchronized batch norm if there are several GPUs; torch does not support it on CPUs."""
-    if processes.device.type != "cuda" or processes.total == 1:
-        return model
+def is_batch_norm_synchronized(recipe: Recipe, processes: Processes) -> bool:
+    """Return whether batch norm is synchronized: with several GPUs; torch does not support it on CPUs."""
+    return recipe.sync_batch_norm and processes.device.type == "cuda" and processes.total > 1
+
+
+def synchronize_batch_norm(model: Segmenter) -> Segmenter:
+    """Replace batch norm by synchronized batch norm."""
     from timm.layers.norm_act import convert_sync_batchnorm  # torch's own drops the activation of timm's layers
 
     converted = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]

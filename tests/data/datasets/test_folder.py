@@ -315,7 +315,7 @@ def test_an_invalid_classes_file_is_reported(tmp_path: Path, text: str, message:
         read_mask_classes(tmp_path)
 
 
-def test_missing_partners_and_directories_are_reported(tmp_path: Path) -> None:
+def test_missing_masks_and_directories_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"images: no such directory; expected images/ and masks/ in"):
         Folder(tmp_path, "train")
     make(tmp_path, 0, 1, names=["a", "b", "c"], classes="classes: [x, y]")

@@ -95,7 +95,7 @@ def test_only_its_lamp_depends_on_the_class_of_a_house(seed: int, difficulty: Di
     size, clutter = (96, 96), CLUTTER[difficulty]
     layout = draw_layout(np.random.default_rng(seed), size, clutter)
     others = data.draw(st.lists(st.integers(0, 3), min_size=clutter.houses, max_size=clutter.houses))
-    repainted = layout._replace(owners=np.array(others, np.int32))
+    repainted = layout._replace(colors=np.array(others, np.int32))
     image, label = paint(layout, np.random.default_rng(seed), size, clutter.noise)
     other_image, other_label = paint(repainted, np.random.default_rng(seed), size, clutter.noise)
     assert (label[(image != other_image).any(2)] == LAMP).all()

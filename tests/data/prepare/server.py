@@ -24,6 +24,8 @@ class Server:
     """Status codes of the next answers; then the files."""
     has_length: bool = True
     """Whether the length of the content is sent."""
+    length: int | None = None
+    """Length that is sent instead of the right one."""
     requests: list[str | None] = field(default_factory=list)
     """Range headers so far; None for a whole file."""
 
@@ -62,7 +64,8 @@ def serving() -> Iterator[Server]:
             if server.tag:
                 self.send_header("ETag", server.tag)
             if server.has_length:
-                self.send_header("Content-Length", str(len(content) - start))
+                length = len(content) - start if server.length is None else server.length
+                self.send_header("Content-Length", str(length))
             self.end_headers()
             end = start + server.cuts.pop(0) if server.cuts else len(content)
             self.wfile.write(content[start:end])

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from caaseg.cli import main
-from caaseg.data.datasets import pascal_context
+from caaseg.data.datasets import pascal_context, voc2012
 from caaseg.data.datasets.coco_stuff import conversion_10k
 from caaseg.data.prepare.check import check
 from caaseg.data.prepare.convert import convert
@@ -89,7 +89,9 @@ def test_small_trees_of_every_layout_differ_only_in_their_counts(tmp_path: Path)
     trees.camvid(tmp_path / "camvid")
     trees.cityscapes(tmp_path / "cityscapes")
     trees.coco_stuff_164k(tmp_path / "coco_stuff_164k")
-    for name in ("camvid", "cityscapes", "coco_stuff_164k"):
+    trees.ade20k(tmp_path / "ade20k")
+    trees.voc2012(tmp_path / "voc2012")
+    for name in ("camvid", "cityscapes", "coco_stuff_164k", "ade20k", "voc2012"):
         assert problems_of(name, tmp_path / name) == []
         result = check(name, tmp_path / name, trees.no_progress)
         problems = [problem.message for problem in result.problems]
@@ -117,7 +119,7 @@ def test_pixels_of_pairs_with_a_problem_are_not_counted(tmp_path: Path) -> None:
     assert (expected.pixels.sum(), expected.ignored) == (3 * 3 * 48, 3 * 48)
 
 
-def test_missing_partners_and_unused_files_are_named(tmp_path: Path) -> None:
+def test_missing_images_missing_masks_and_unused_files_are_named(tmp_path: Path) -> None:
     trees.camvid(tmp_path)
     (tmp_path / "trainannot" / "0001TP_train0.png").unlink()
     (tmp_path / "val" / "0001TP_val1.png").unlink()
@@ -128,7 +130,7 @@ def test_missing_partners_and_unused_files_are_named(tmp_path: Path) -> None:
     assert [name for name, _ in found] == ["0001TP_train0.png", "0001TP_val1.png", "unlisted.jpg", "unlisted.png"]
     assert "no such file; expected a mask" in found[0][1]
     assert "no such file; expected an image" in found[1][1]
-    assert "is in no pair" in found[2][1]
+    assert "is not used in any split" in found[2][1]
 
 
 def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
@@ -137,6 +139,8 @@ def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
     trees.coco_stuff_10k(tmp_path / "coco_stuff_10k")
     trees.voc2010(tmp_path / "pascal_context")
     trees.context_mat(tmp_path / "pascal_context", trees.values_of(0, 2))
+    trees.ade20k(tmp_path / "ade20k")
+    trees.voc2012(tmp_path / "voc2012")
     for name, make in (("coco_stuff_10k", conversion_10k), ("pascal_context", pascal_context.conversion)):
         todo = make(tmp_path / name)
         assert todo is not None
@@ -146,13 +150,75 @@ def test_extra_labels_are_named_in_every_layout(tmp_path: Path) -> None:
         "coco_stuff_164k": "annotations/train2017/000000009999.png",
         "coco_stuff_10k": "labels/COCO_train2014_000000009999.png",
         "pascal_context": "VOCdevkit/VOC2010/SegmentationClassContext/2009_000001.png",
+        "ade20k": "annotations/validation/ADE_val_00000009.png",
+        "voc2012": "VOCdevkit/VOC2012/SegmentationClass/2009_000001.png",
     }
     for name, path in extra.items():
         assert problems_of(name, tmp_path / name) == []
         trees.save_mask(tmp_path / name / path, trees.values_of(0))
         ((file, problem),) = problems_of(name, tmp_path / name)
         assert file == Path(path).name
-        assert "is in no pair; expected a partner of the same name, in a split; add one, or move it" in problem
+        assert "is not used in any split; expected an image and a mask of the same name; add the" in problem
+
+
+def test_faults_of_ade20k_are_named_with_their_causes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trees.ade20k(tmp_path)
+    labels = tmp_path / "annotations"
+    trees.save_mask(labels / "training" / "ADE_train_00000001.png", trees.values_of(0, 7, 149, 255))  # shifted
+    (labels / "training" / "ADE_train_00000003.png").unlink()
+    (tmp_path / "images" / "validation" / "ADE_val_00000001.jpg").unlink()
+    trees.save_mask(labels / "validation" / "ADE_val_00000002.png", trees.values_of(0, 1))
+    code, found, shown = checked(capsys, "ade20k", "--root", str(tmp_path))
+    assert code == 2
+    problems = {Path(fault["file"]).name: fault["problem"] for fault in found["faults"]}
+    assert sorted(problems) == sorted(
+        [f"ADE_{name}.png" for name in ("train_00000001", "train_00000003", "val_00000001", "val_00000002")]
+        + [tmp_path.name]
+    )
+    assert "label values 255 are outside the table; expected 0 to 150; the label was probably shifted by one" in shown
+    assert "no such file; expected a mask" in problems["ADE_train_00000003.png"]
+    assert "is not used in any split; expected" in problems["ADE_val_00000001.png"]
+    assert "the mask is 16 x 12 and its image ADE_val_00000002.jpg 3 x 2" in problems["ADE_val_00000002.png"]
+    assert "1 images in split val; expected 2000, the official number" in shown
+
+
+def test_faults_of_voc2012_are_named_once_with_their_causes(tmp_path: Path) -> None:
+    trees.voc2012(tmp_path)
+    trees.sbd(tmp_path)
+    todo = voc2012.conversion(tmp_path)
+    assert todo is not None
+    convert(todo, trees.no_progress)
+    assert problems_of("voc2012", tmp_path) == []
+    voc = tmp_path / "VOCdevkit" / "VOC2012"
+    trees.save_palette_mask(voc / "SegmentationClass" / "2007_000032.png", trees.values_of(1, 21, 255))
+    (voc / "JPEGImages" / "2007_000033.jpg").unlink()
+    (voc / "SegmentationClassAug" / "2008_000002.png").unlink()
+    trees.save_mask(voc / "SegmentationClassAug" / "2008_000003.png", trees.values_of(0, 22))
+    found = dict(problems_of("voc2012", tmp_path))
+    assert list(found) == ["2007_000032.png", "2007_000033.jpg", "2008_000002.png", "2008_000003.png"]
+    assert (
+        "label values 21 are outside the table; expected 0 to 20, 255; the label was probably shifted by one"
+        in (found["2007_000032.png"])
+    )
+    assert "no such file; expected an image" in found["2007_000033.jpg"]
+    assert "no such file; expected a mask" in found["2008_000002.png"]
+    assert "label values 22 are outside the table" in found["2008_000003.png"]
+    result = check("voc2012", tmp_path, trees.no_progress)
+    assert [(split.split, split.images, split.expected) for split in result.splits] == [
+        ("train", 2, 1464),
+        ("val", 1, 1449),
+        ("trainval", 3, 2913),
+        ("train_aug", 4, 10582),
+    ]
+    assert [int(split.pixels.sum()) for split in result.splits] == [144, 0, 144, 144]  # of pairs without a problem
+
+
+def test_sbd_that_is_not_converted_is_a_problem_of_train_aug(tmp_path: Path) -> None:
+    trees.voc2012(tmp_path)
+    trees.sbd(tmp_path)
+    ((file, problem),) = problems_of("voc2012", tmp_path)
+    assert file == tmp_path.name
+    assert "trainaug.txt: no such file; expected the split's list of names; run caaseg data prepare voc2012" in problem
 
 
 def test_a_missing_list_is_a_problem_and_the_other_splits_are_read(tmp_path: Path) -> None:

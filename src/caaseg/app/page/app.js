@@ -12,7 +12,7 @@ const $ = (id) => document.getElementById(id);
 const stages = [$("classes"), $("attention")];
 
 const state = {
-  page: null, // what /api/page says: models, limits
+  page: null, // answer of /api/page: models and limits
   photos: [],
   current: null, // the photo that is shown
   size: "auto",
@@ -23,7 +23,7 @@ const state = {
   view: "reach",
 };
 
-let ticket = 0; // of the last photo that was asked for: earlier answers are ignored
+let ticket = 0; // number of the last request to show a photo: answers to earlier requests are ignored
 let explaining = new AbortController();
 
 // Photos
@@ -107,7 +107,7 @@ async function predict(photo, size) {
   }
 }
 
-// Predict a photo and show it. What was shown before stays until then. Return whether it is shown.
+// Predict a photo, then show it instead of the previous one. Return whether it is shown.
 async function show(photo, size = state.size) {
   const mine = ++ticket;
   setBusy(`Segmenting ${photo.name}`);
@@ -144,7 +144,7 @@ function showFacts() {
   const resized = height !== photo.height || width !== photo.width;
   $("facts").textContent = `${photo.name}, ${photo.width} x ${photo.height} pixels, segmented at ${resized ? `${width} x ${height}` : "its own size"}.`
     + (photo.id === page.photo.id ? ` ${page.attribution}.` : "");
-  stages[0].setAttribute("aria-label", `${photo.name} under the colors of its classes`);
+  stages[0].setAttribute("aria-label", `${photo.name} with the colors of its classes`);
   stages[1].setAttribute("aria-label", `${photo.name} with the attention of the selected pixel`);
 }
 
@@ -348,7 +348,7 @@ async function changeSize(size) {
   if (size === state.size || state.current === null) return;
   clearProblems();
   const mine = ticket + 1;
-  if (!(await show(state.current, size)) && mine === ticket) { // refused: the controls follow what is shown
+  if (!(await show(state.current, size)) && mine === ticket) { // the size was refused: reset the controls to the size that is shown
     const isSide = /^\d+$/.test(state.size);
     $("size").value = isSide ? "side" : state.size;
     if (isSide) $("side").value = state.size;
@@ -399,7 +399,7 @@ function describeModels(models) {
   $("models").replaceChildren(...models.map((model) => element("span", { className: "model" }, element("b", {}, model.name),
     ` ${model.head} on ${model.backbone}, ${model.classes.length} classes`)));
   $("footer").replaceChildren(...models.map((model) => element("p", {},
-    `Model ${model.name}: ${model.license === null ? "no license is stated with it" : `license ${model.license}`}.`)));
+    `Model ${model.name}: ${model.license === null ? "license not stated" : `license ${model.license}`}.`)));
 }
 
 async function start() {
@@ -411,7 +411,7 @@ async function start() {
     page.models.forEach((model, k) => { model.short_name = distinct ? shortNames[k] : model.name; });
     describeModels(page.models);
     $("files").accept = ["image/*", ...page.suffixes].join(",");
-    $("add-help").textContent = `Several at once, dropped or pasted; up to ${page.max_megabytes} MB each. Photos stay on this machine.`;
+    $("add-help").textContent = `You can also drop or paste photos, one or several, up to ${page.max_megabytes} MB each. Photos stay on this machine.`;
     const sides = page.models[0].short_sides;
     if (sides !== null) $("side").value = sides[1];
     setUpControls();

@@ -45,7 +45,7 @@ function drawHeat(photo, attention, view) {
     const centers = attention.cells.map((cells, axis) => cellCenters(cells, attention.predicted_size[axis]));
     drawProfile($("column-profile"), attention.column, COLUMN_COLOR, centers[0], true);
     drawProfile($("row-profile"), attention.row, ROW_COLOR, centers[1], false);
-    $("key").append("Bars: weights ", underlined("along the column", "column"), ", and then ", underlined("along the row", "row"), "; their product reaches the whole image. ");
+    $("key").append("Bars: weights ", underlined("along the column", "column"), ", and then ", underlined("along the row", "row"), "; their product covers the whole image. ");
   } else {
     $("key").append("Attention covers the whole image at once. ");
   }

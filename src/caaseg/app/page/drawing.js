@@ -39,7 +39,7 @@ export function drawLines(canvas, attention) {
   }, false);
 }
 
-// Draw weights as bars from the side of the photo outwards.
+// Draw weights as bars that start at an edge of the photo.
 export function drawProfile(canvas, weights, color, centers, vertical) {
   const length = vertical ? canvas.clientHeight : canvas.clientWidth;
   const depth = vertical ? canvas.clientWidth : canvas.clientHeight;

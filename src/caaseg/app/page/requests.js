@@ -1,4 +1,4 @@
-// Requests to the app. Every failure is an Error with a message for people.
+// Requests to the app. Every failure is an Error with a message for the user.
 
 export async function ask(address, options = {}) {
   const answer = await send(address, options);

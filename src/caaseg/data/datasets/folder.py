@@ -1,4 +1,4 @@
-"""Your own data: images and masks, and one mask with the same name per image.
+"""Your own data: images, and one mask with the same name per image.
 
 The images are in images/ and the masks in masks/ (or labels/, annotations/). The name of a mask may have an ending such
 as _mask or _gt. Splits come from lists (train.txt, val.txt, test.txt: one name per line), or else from directories:
@@ -173,7 +173,7 @@ def read_mask_classes(root: Path) -> MaskClasses:
 
 
 def _named_files(directories: list[tuple[Part, Path]], suffixes: tuple[str, ...]) -> dict[str, Path]:
-    """Return the files of all parts by name. The first directory of a name is train, val or test if it is a split."""
+    """Return the files of all parts by name. A split directory such as valid/ gets the name of its split."""
     found = {}
     for part, directory in directories:
         has_splits = part.split == "" and (directory / "train").is_dir()
@@ -223,7 +223,7 @@ def _names(root: Path, split: str, images: dict[str, Path], val_fraction: float,
     if not 0 < val_fraction < 1:
         raise CaasegError(f"val_fraction is {val_fraction}; expected a number between 0 and 1")
 
-    def random_key(name: str) -> bytes:  # depends on the name only, so that adding an image moves few others
+    def random_key(name: str) -> bytes:  # of the name alone: an added image changes the split of few others
         return hashlib.sha256(f"{seed}/{name}".encode()).digest()
 
     val = set(sorted(names, key=random_key)[: max(1, round(len(names) * val_fraction))])
@@ -245,8 +245,8 @@ def _no_masks_error(part: Part, images: Mapping[str, Path]) -> BadFileError:
     else:
         advice = "save the masks as PNG and put them here"
     return BadFileError(
-        f"{directory}: no masks found, {_format_counts(suffixes)}; expected one mask with the same name per image, "
-        f"that ends in {', '.join(MASK_SUFFIXES)}; {advice}"
+        f"{directory}: no masks found, {_format_counts(suffixes)}; expected one mask per image, with the "
+        f"same name and ending in {', '.join(MASK_SUFFIXES)}; {advice}"
     )
 
 

@@ -25,7 +25,7 @@ class Archive:
     max_gigabytes: int
     """Largest plausible size; a larger download is an error."""
     optional: bool = False
-    """Used if it exists, never downloaded."""
+    """Used if the file exists, and downloaded only on request."""
     replaced_by: tuple[str, ...] = ()
     """Paths below the root; if any exists, this file is not needed."""
 

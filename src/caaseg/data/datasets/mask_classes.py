@@ -210,7 +210,7 @@ def count_values(masks: Sequence[Path]) -> list[ValueCount]:
 
 
 def classes_text(counts: Sequence[ValueCount], number_of_masks: int) -> str:
-    """Return a classes.yaml with a line per value for people to edit."""
+    """Return a classes.yaml with one line per value, for the user to edit."""
     values = sorted(count.value for count in counts if count.value != IGNORE or len(counts) == 2)
     by_value = {count.value: count for count in counts}
     is_binary = set(values) == BLACK_AND_WHITE

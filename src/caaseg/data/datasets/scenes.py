@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     houses: Integers  # (houses, 3): row and column of the center, half the extent
     kinds: Integers  # (houses,): ROUND, SQUARE or DIAMOND
-    owners: Integers  # (houses,): index of the color that the house shares with its lamp, from 0
+    colors: Integers  # (houses,): index of the color that the house shares with its lamp, from 0
     lamps: Integers  # (houses, 2): row and column of the center of each house's lamp
     strays: Integers  # (strays, 3): row, column and color of lamps without a house
 
@@ -156,7 +156,7 @@ def draw_layout(rng: np.random.Generator, size: tuple[int, int], clutter: Clutte
     return Layout(
         houses=np.concatenate([spots, half[:, None]], 1).astype(np.int32),
         kinds=rng.integers(0, 3, n, dtype=np.int32),
-        owners=rng.integers(0, colors, n, dtype=np.int32),  # drawn last, so that nothing above depends on it
+        colors=rng.integers(0, colors, n, dtype=np.int32),  # drawn last, so that nothing above depends on it
         lamps=lamps.astype(np.int32),
         strays=strays.astype(np.int32),
     )
@@ -179,12 +179,12 @@ def paint(
     ripples = _triangle_wave(rows + columns + phase[2], max(unit // 2, 2))
     image += np.choose(label, [tufts, waves, ripples]).astype(np.int16)[:, :, None]
 
-    houses = np.column_stack([layout.houses, layout.kinds, layout.owners])
-    for row, column, half, kind, owner in houses:
+    houses = np.column_stack([layout.houses, layout.kinds, layout.colors])
+    for row, column, half, kind, color in houses:
         area, down, right = _square_around(row, column, half + 1)
         inside = _shape(kind, down, right, half)
         label[area][_shape(kind, down, right, half + 1)] = IGNORE  # a one-pixel outline, as in annotated datasets
-        label[area][inside] = FIRST_HOUSE + owner
+        label[area][inside] = FIRST_HOUSE + color
         wall = rng.integers(150, 210)
         image[area][inside] = wall
         image[area][inside & (down < 0)] = (wall - 60, wall - 80, wall - 90)  # the roof
@@ -192,7 +192,7 @@ def paint(
     image += rng.integers(-noise, noise + 1, image.shape, dtype=np.int16)
     colors = np.array(Scenes.palette[FIRST_HOUSE:], np.int16)
     half = 3 * unit // 8
-    for row, column, color in np.concatenate([np.column_stack([layout.lamps, layout.owners]), layout.strays]):
+    for row, column, color in np.concatenate([np.column_stack([layout.lamps, layout.colors]), layout.strays]):
         area, down, right = _square_around(row, column, half + 1)
         label[area] = LAMP
         image[area] = 20  # a dark rim, visible on every background
@@ -208,8 +208,8 @@ def _smooth(rng: np.random.Generator, size: tuple[int, int], cell: int) -> Integ
         at, between = np.divmod(np.arange(side, dtype=np.int32), cell)
         between = between.reshape((-1, 1) if axis == 0 else (1, -1))
         grid = grid.take(at, axis) * (cell - between) + grid.take(at + 1, axis) * between
-    reach = levels * cell**2
-    return grid if reach <= 2**15 else (grid.astype(np.int64) * 2**15 // reach).astype(np.int32)
+    largest = levels * cell**2
+    return grid if largest <= 2**15 else (grid.astype(np.int64) * 2**15 // largest).astype(np.int32)
 
 
 def _triangle_wave(at: NDArray[np.integer], period: int) -> Integers:

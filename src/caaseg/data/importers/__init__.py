@@ -67,7 +67,7 @@ def import_labels(
         file_format: a key of FORMATS, or auto.
         images: directory of the images, if they are not in the export.
         unlabeled: class of pixels outside all polygons, or ignore.
-        overlaps: which region is on top: area (the smaller one) or order (the later one); by default as the tool does.
+        overlaps: which region is on top: area (the smaller one) or order (the later one); by default as in the tool.
         skip_faulty: leave out images with invalid annotations, instead of stopping.
         progress: called with ("import", done, total).
 
@@ -133,7 +133,7 @@ def read_export(path: Path, file_format: str, images: Path | None, drawing: Draw
 
 
 def _unique(images: list[LabeledImage]) -> list[LabeledImage]:
-    """Return the images with different names, because files such as a.jpg and a.png would share a mask."""
+    """Give the images unique names, because files such as a.jpg and a.png would share a mask."""
     seen: Counter[str] = Counter()
     result = []
     for image in images:

@@ -25,7 +25,7 @@ KEYS = {"images", "annotations", "categories"}
 
 
 def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
-    """Read a COCO export: a JSON file, or a directory with one per split. None if it is not one."""
+    """Read a COCO export: a JSON file, or a directory with one per split. None for other formats."""
     contents = {file: read_annotations(file) for file in json_files(path)}
     contents = {file: found for file, found in contents.items() if isinstance(found, dict) and found.keys() >= KEYS}
     # The official annotations have keypoint files beside the instances, of the same images.

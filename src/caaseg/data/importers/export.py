@@ -122,7 +122,7 @@ def _plain_name(name: str) -> str:
 
 
 def split_of(*names: str) -> str:
-    """Return train, val or test if one of these file or directory names contains it, otherwise nothing."""
+    """Return train, val or test if one of these file or directory names contains it, else an empty text."""
     for name in names:
         if match := SPLIT.search(name.lower()):
             return {"t": "test" if match[1] == "test" else "train", "v": "val"}[match[1][0]]

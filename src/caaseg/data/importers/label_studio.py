@@ -28,7 +28,7 @@ UPLOAD_PREFIX = re.compile(r"^[0-9a-f]{8}-")
 
 
 def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
-    """Read a JSON export: a file, or the only one in a directory. None if it is not one."""
+    """Read a JSON export: a file, or the only one in a directory. None for other formats."""
     contents = [(file, read_annotations(file)) for file in json_files(path)]
     contents = [(file, tasks) for file, tasks in contents if _is_export(tasks)]
     if not contents:

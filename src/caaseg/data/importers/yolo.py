@@ -16,7 +16,7 @@ from caaseg.files import read_yaml
 
 
 def read(path: Path, images: Path | None, drawing: Drawing) -> Export | None:
-    """Read a directory with a YAML file of names and directories images/ and labels/. None if it is not one."""
+    """Read a directory with a YAML file of names and directories images/ and labels/. None for other formats."""
     if path.is_file():
         path = path.parent if path.suffix.lower() in (".yaml", ".yml") else path
     table = next((file for file in sorted(path.glob("*.y*ml")) if _names(file) is not None), None)

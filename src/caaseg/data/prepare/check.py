@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +49,7 @@ class CheckResult:
 
 
 def check(name: str, root: Path, progress: Progress) -> CheckResult:
-    """Read all pairs of all splits and collect every problem."""
+    """Read all pairs of all splits and collect every problem. A pair in several splits is read once."""
     info, result = find(name), CheckResult(name, root)
     opened: dict[str, PairDataset] = {}
     for split in splits(name, root):
@@ -65,28 +64,35 @@ def check(name: str, root: Path, progress: Progress) -> CheckResult:
             messages = dataset.problems
         known = {problem.message for problem in result.problems}  # several splits may have the same problem
         result.problems += [Problem(split, root, message) for message in messages if message not in known]
-    total = sum(len(dataset) for dataset in opened.values())
-    done = 0
+    splits_of: dict[Pair, list[str]] = {}
+    for split, dataset in opened.items():
+        for pair in dataset.pairs:
+            splits_of.setdefault(pair, []).append(split)
+    counts = {split: np.zeros(256, dtype=np.int64) for split in opened}
+    readers = [opened[names[0]] for names in splits_of.values()]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:  # decoders release the GIL
+        checked = zip(splits_of.values(), threads.map(_check_pair, splits_of, readers), strict=True)
+        for done, (names, (problems, pixels)) in enumerate(checked, start=1):
+            result.problems += [Problem(names[0], file, message) for file, message in problems]
+            for split in names:
+                counts[split] += pixels
+            progress(f"checking {name}", done, len(splits_of))
     for split, dataset in opened.items():
         result.classes = dataset.classes
-        counts = np.zeros(256, dtype=np.int64)
-        with ThreadPoolExecutor(os.cpu_count()) as threads:  # decoders release the GIL
-            for problems, pixels in threads.map(partial(_check_pair, dataset=dataset), dataset.pairs):
-                result.problems += [Problem(split, file, message) for file, message in problems]
-                counts += pixels
-                done += 1
-                progress(f"checking {name}", done, total)
         expected = info.counts.get(split)
         if expected is not None and expected != len(dataset):
             message = f"{root}: {len(dataset)} images in split {split}; expected {expected}, the official number"
             result.problems.append(Problem(split, root, message))
-        pixels_per_class, ignored = counts[: len(dataset.classes)], int(counts[IGNORE])
+        pixels_per_class, ignored = counts[split][: len(dataset.classes)], int(counts[split][IGNORE])
         if ignored and not pixels_per_class.any():
             message = f"{root}: split {split} has no labeled pixel: all are ignored; check the masks and their classes"
             result.problems.append(Problem(split, root, message))
         result.splits.append(SplitSummary(split, len(dataset), expected, pixels_per_class, ignored))
     for split, file in _unused_files(opened):
-        message = f"{file}: is in no pair; expected a partner of the same name, in a split; add one, or move it"
+        message = (
+            f"{file}: is not used in any split; expected an image and a mask of the same name; add the missing file, "
+            "or move this one"
+        )
         result.problems.append(Problem(split, file, message))
     return result
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from caaseg.data.prepare import Progress
-from caaseg.files import atomic_write
+from caaseg.files import atomic_write, remove_stale_temporaries
 
 PARALLEL_FROM = 100  # fewer files are converted faster than processes start
 
@@ -36,13 +36,17 @@ class ConversionJob:
 
 
 def convert(job: ConversionJob, progress: Progress) -> None:
-    """Write all PNG files to a temporary directory, then rename it. Leftovers of an interrupted run are deleted."""
+    """Write all PNG files to a temporary directory, then rename it. Leftovers of an interrupted run are deleted.
+
+    Only one process may convert to a directory at a time.
+    """
     temporary = job.target.with_name(f".{job.target.name}.part")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     for done, _ in enumerate(_convert_all(job, temporary), start=1):
         progress(f"converting to {job.target.name}", done, len(job.sources))
     for path, text in job.lists.items():
+        remove_stale_temporaries(path)
         with atomic_write(path) as part:
             part.write_text(text, encoding="utf-8")
     temporary.rename(job.target)

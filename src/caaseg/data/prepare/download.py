@@ -19,19 +19,18 @@ from caaseg.errors import CaasegError
 
 MAX_FAILURES = 5
 """Consecutive attempts that bring less than MIN_PROGRESS new bytes."""
-MAX_ATTEMPTS = 200
 MAX_S = 24 * 3600
 """Time for all attempts together."""
 MIN_PROGRESS = 1 << 16
 MIN_BYTES_PER_S = 1000
-"""Slowest connection, on average over RATE_S."""
+"""Slowest accepted connection, on average over RATE_S."""
 RATE_S = 60
 FIRST_PAUSE_S = 1.0
 """Average pause after an attempt; it doubles with every failure in a row."""
 TIMEOUT_S = 60
 CHUNK = 1 << 18
 TEMPORARY_ERRORS = (408, 425, 429, 500, 502, 503, 504)
-"""Answers of a server that may be different soon."""
+"""HTTP status codes of errors that may be temporary."""
 
 
 class TooSlowError(ConnectionError):
@@ -45,12 +44,13 @@ def download(
     sha1: str | None,
     progress: Progress,
     max_bytes: int = 1 << 40,
-    sleep: Callable[[float], None] = time.sleep,
+    max_attempts: int = 200,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Download `target` to a .part file next to it; rename it when it is complete and its checksum is correct.
 
-    A cut connection is resumed after a pause. Servers that repeat themselves, crawl or never end are given up.
+    A cut connection is resumed after a pause. The download is given up if the server sends nothing new, is too slow, or
+    never ends.
 
     Args:
         address: http:// or https:// URL.
@@ -58,7 +58,7 @@ def download(
         sha1: expected checksum; None if unknown.
         progress: called for every chunk.
         max_bytes: largest plausible size of the file.
-        sleep: pauses for a number of seconds.
+        max_attempts: maximum number of connections.
         clock: returns the time in seconds.
     """
     if not _is_web_address(address):
@@ -67,7 +67,7 @@ def download(
     part = target.with_name(f"{target.name}.part")
     advice = f"give another address with --addresses {target.name}=ADDRESS, or put the file at {target}"
     failures, longest, deadline = 0, _size(part), clock() + MAX_S
-    for attempt in range(1, MAX_ATTEMPTS + 1):
+    for attempt in range(1, max_attempts + 1):
         problem: object = "the connection was cut"
         is_too_slow = False
         try:
@@ -84,12 +84,12 @@ def download(
             problem = getattr(error, "reason", error)
         failures = 0 if _size(part) >= longest + MIN_PROGRESS else failures + 1
         longest = max(longest, _size(part))  # a server without range requests may send less than before
-        if is_too_slow or failures == MAX_FAILURES or attempt == MAX_ATTEMPTS:
+        if is_too_slow or failures == MAX_FAILURES or attempt == max_attempts:
             raise ConnectionError(
                 f"{address}: {_one_line(problem)}; given up after {attempt} attempt{'s' * (attempt > 1)}; run the same "
                 f"command again to resume after {_size(part):,} bytes, {advice}"
             )
-        sleep(FIRST_PAUSE_S * 2**failures * random.uniform(0.5, 1.5))
+        time.sleep(FIRST_PAUSE_S * 2**failures * random.uniform(0.5, 1.5))
     try:
         check_sha1(part, sha1, progress)
     except BadFileError:
@@ -120,7 +120,7 @@ def check_sha1(path: Path, expected: str | None, progress: Progress) -> None:
 def _is_web_address(address: str) -> bool:
     try:
         parts = urlsplit(address)
-        has_host = bool(parts.hostname) and parts.port != 0  # a port that is no number is a ValueError
+        has_host = bool(parts.hostname) and parts.port != 0  # a port that is not a number raises ValueError
     except ValueError:
         return False
     is_plain = address.isascii() and address.isprintable() and " " not in address

@@ -1,7 +1,7 @@
 """Prepare a dataset: download, verify, unpack and convert what is missing.
 
-Files and directories get their final name when they are complete. A name that exists is a step that is done, and an
-interrupted run is simply repeated.
+Files and directories get their final name when they are complete. If that name exists, the step is done, so that an
+interrupted run can simply be repeated.
 """
 
 import errno
@@ -19,12 +19,13 @@ from caaseg.errors import CaasegError
 from caaseg.files import lock_name
 
 
-def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Progress) -> None:
+def prepare(name: str, root: Path, *, optional: bool = False, addresses: Mapping[str, str], progress: Progress) -> None:
     """Download, verify, unpack and convert a dataset.
 
     Args:
         name: name in the catalogue.
         root: directory of the dataset.
+        optional: download optional archives too. Those with an address in `addresses` are always downloaded.
         addresses: download addresses by file name that replace those of the catalogue.
         progress: called in every step.
     """
@@ -33,12 +34,16 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
     for file in addresses:
         if file not in files:
             raise CaasegError(f"--addresses has {file!r}; expected any of {', '.join(files) or 'none'} for {name}")
-    if info.has_files and is_ready(name, root):
+    sources = _sources(info, optional, addresses)
+    has_optional = any(archive.optional and archive.file in sources for archive in info.archives)
+    if optional and not has_optional:
+        raise CaasegError(f"--optional is set, but {name} has no optional files to download; leave it out")
+    if info.has_files and is_ready(name, root, optional=has_optional):
         return
     if not info.archives:
         raise CaasegError(f"{name} has nothing to download; {info.how}")
     try:
-        _prepare_missing(info, root, addresses, progress)
+        prepare_files(info, root, optional=optional, addresses=addresses, progress=progress)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
@@ -47,7 +52,7 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
             "same command again to resume"
         ) from error
     try:
-        _open_splits(name, root)
+        _open_splits(name, root, has_optional)
     except CaasegError as error:  # a directory of an archive existed before, and its content is not that of the archive
         raise BadFileError(
             f"{root}: {name} is not complete ({error}); move the directory of that file elsewhere, and run the same "
@@ -55,25 +60,48 @@ def prepare(name: str, root: Path, *, addresses: Mapping[str, str], progress: Pr
         ) from error
 
 
-def is_ready(name: str, root: Path) -> bool:
-    """Return whether every split opens and has all its files."""
+def is_ready(name: str, root: Path, *, optional: bool = False) -> bool:
+    """Return whether every split opens and has all its files; `optional` includes splits of optional archives."""
     try:
-        return _open_splits(name, root) > 0
+        return _open_splits(name, root, optional) > 0
     except (CaasegError, OSError):
         return False
 
 
-def _open_splits(name: str, root: Path) -> int:
+def _open_splits(name: str, root: Path, optional: bool) -> int:
     """Open every split, which checks that its files exist; return the number of splits."""
-    return len([open_dataset(name, root, split) for split in find(name).counts])
+    info = find(name)
+    names = [split for split in info.counts if optional or info.splits is None or split in info.splits(root)]
+    return len([open_dataset(name, root, split) for split in names])
 
 
-def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str], progress: Progress) -> None:
-    needed = [archive for archive in info.archives if _is_needed(archive, root)]
+def _sources(info: DatasetInfo, optional: bool, addresses: Mapping[str, str]) -> dict[str, str]:
+    """Return the address of each archive that may be downloaded, by its path below the root."""
+    sources = {}
+    for archive in info.archives:
+        given = addresses.get(Path(archive.file).name)
+        address = given or (archive.address if optional or not archive.optional else None)
+        if address is not None:
+            sources[archive.file] = address
+    return sources
+
+
+def prepare_files(
+    info: DatasetInfo, root: Path, *, optional: bool = False, addresses: Mapping[str, str], progress: Progress
+) -> None:
+    """Download, verify, unpack and convert the files of a dataset that are missing.
+
+    Args:
+        info: catalogue entry of the dataset.
+        root: directory of the dataset.
+        optional: download optional archives too. Those with an address in `addresses` are always downloaded.
+        addresses: download addresses by file name that replace those of the entry.
+        progress: called in every step.
+    """
+    sources = _sources(info, optional, addresses)
+    needed = [archive for archive in info.archives if _is_needed(archive, root, sources)]
     by_hand = [
-        root / archive.file
-        for archive in needed
-        if archive.address is None and Path(archive.file).name not in addresses and not (root / archive.file).exists()
+        root / archive.file for archive in needed if archive.file not in sources and not (root / archive.file).exists()
     ]
     if by_hand:
         raise CaasegError(
@@ -86,21 +114,21 @@ def _prepare_missing(info: DatasetInfo, root: Path, addresses: Mapping[str, str]
             raise CaasegError(f"{root}: another process is preparing this directory; wait until it ends")
         for archive in needed:
             file = root / archive.file
+            if not _is_needed(archive, root, sources):  # an archive that was unpacked before replaces it
+                continue
             if file.exists():
                 check_sha1(file, archive.sha1, progress)
             else:
-                address = addresses.get(file.name, archive.address)
-                assert address is not None  # archives to download by hand exist
                 max_bytes = archive.max_gigabytes * 10**9
-                download(address, file, sha1=archive.sha1, progress=progress, max_bytes=max_bytes)
+                download(sources[archive.file], file, sha1=archive.sha1, progress=progress, max_bytes=max_bytes)
             if missing := _missing(archive, root):
                 unpack(file, missing, progress)
         if info.conversion and (job := info.conversion(root)):
             convert(job, progress)
 
 
-def _is_needed(archive: Archive, root: Path) -> bool:
-    if archive.optional and not (root / archive.file).exists():
+def _is_needed(archive: Archive, root: Path, sources: Mapping[str, str]) -> bool:
+    if archive.optional and archive.file not in sources and not (root / archive.file).exists():
         return False
     if any((root / other).exists() for other in archive.replaced_by):
         return False

@@ -1,4 +1,4 @@
-"""Unpack directories of an untrusted archive: nothing is written elsewhere, and each directory appears complete.
+"""Unpack directories of an untrusted archive: nothing is written outside, and no directory is ever incomplete.
 
 Archives with links, devices, paths that lead outside, an implausible size or too many members are refused.
 """

@@ -20,6 +20,17 @@ HEADS = {
     "self_attention": "caaseg.models.heads.self_attention:SelfAttentionHead",
     "channelized_self_attention": "caaseg.models.heads.self_attention:ChannelizedSelfAttentionHead",
     "danet": "caaseg.models.heads.danet:DANetHead",
+    "psp": "caaseg.models.heads.psp:PSPHead",
+    "deeplabv3": "caaseg.models.heads.deeplab:DeepLabV3Head",
+    "deeplabv3plus": "caaseg.models.heads.deeplab:DeepLabV3PlusHead",
+    "upernet": "caaseg.models.heads.upernet:UPerNetHead",
+    "segformer": "caaseg.models.heads.segformer:SegFormerHead",
+    "nonlocal": "caaseg.models.heads.nonlocal_block:NonLocalHead",
+    "ccnet": "caaseg.models.heads.ccnet:CCNetHead",
+    "emanet": "caaseg.models.heads.emanet:EMANetHead",
+    "ann": "caaseg.models.heads.ann:ANNHead",
+    "encnet": "caaseg.models.heads.encnet:EncNetHead",
+    "ocr": "caaseg.models.heads.ocr:OCRHead",
 }
 """Head name -> "module:Class"."""
 
@@ -43,6 +54,11 @@ def resolve_head(head: "str | type[Head]") -> "type[Head]":
     if not isinstance(head, str):
         return head
     return head_class(head) if head in HEADS else _class_in_file(head)
+
+
+def own_head(name: str) -> str | None:
+    """Return the head of a recipe if it is file.py:Class, for `load_model`, which needs it; None if it is built in."""
+    return None if name in HEADS else name
 
 
 def _class_in_file(head: str) -> "type[Head]":

@@ -76,6 +76,9 @@ class Head(nn.Module):
 
     out_channels: int
     branch_channels: int = 0
+    classifier: nn.Module
+    """The head's own layer from features to logits of the classes, if it has one: initialized anew for other
+    classes."""
     car: nn.Conv2d | None
     """Linear layer whose output class-aware regularization (CAR) acts on; None or not set in a model without CAR."""
 
@@ -89,6 +92,24 @@ class Head(nn.Module):
     def attention_block(self) -> AttentionBlock | None:
         """Return the block whose attention can be explained per pixel, or None."""
         return None
+
+
+class FusionHead(Head):
+    """Base class of heads without branches, which end in the linear layer of CAR, if configured, and in dropout.
+
+    Subclasses call `build_end` last in `__init__`, and return `self.end(fused)` from `forward`.
+    """
+
+    def build_end(self, channels: int, config: Architecture) -> None:
+        """Set `car`, `dropout` and `out_channels` for fused features of some channels."""
+        self.car = self.build_car(channels) if config.car else None
+        self.dropout = nn.Dropout(DROPOUT)
+        self.out_channels = channels if self.car is None else self.car.out_channels
+
+    def end(self, fused: Tensor) -> HeadFeatures:
+        """Return the output of the head for fused features, (N, C, H, W)."""
+        linear = None if self.car is None else self.car(fused)
+        return HeadFeatures(self.dropout(fused if linear is None else linear), {}, linear)
 
 
 class AttentionHead(Head, ABC):
@@ -128,12 +149,7 @@ class AttentionHead(Head, ABC):
         return self.block(features), {}
 
     def forward(self, features: Tensor) -> HeadFeatures:
-        norm = self.image_level[1]
-        if norm.training and isinstance(norm, nn.BatchNorm2d) and features.shape[0] == 1:
-            raise CaasegError(
-                "a batch of one image cannot be trained on: batch normalization of the image-level branch needs two; "
-                "use two or more images per device, or keep batch normalization in evaluation mode"
-            )
+        check_two_images(features, self.image_level[1])
         attended, branches = self.attend(self.entry(features))  # (N, C, H, W)
         image = self.image_level(mean_over_image(features))  # (N, C, 1, 1)
         if self.car is not None:
@@ -147,6 +163,15 @@ class AttentionHead(Head, ABC):
 
     def attention_block(self) -> AttentionBlock | None:
         return self.block if isinstance(self.block, AttentionBlock) else None
+
+
+def check_two_images(features: Tensor, norm: nn.Module) -> None:
+    """Raise an error if a batch norm of 1 x 1 maps would train on a single image."""
+    if norm.training and isinstance(norm, nn.BatchNorm2d) and features.shape[0] == 1:
+        raise CaasegError(
+            "a batch of one image cannot be trained on: batch normalization of the image-level branch needs two; "
+            "use two or more images per device, or keep batch normalization in evaluation mode"
+        )
 
 
 class ImageBiasedConvolution(nn.Conv2d):

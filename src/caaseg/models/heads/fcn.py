@@ -1,14 +1,15 @@
-"""The FCN head: one 3x3 convolution (Long et al., CVPR 2015), the baseline of the paper's figures."""
+"""The FCN head: 3x3 convolutions (Long et al., CVPR 2015); one of them is the baseline of the paper's figures."""
 
 from torch import Tensor, nn
 
-from caaseg.attention.projection import projection
+from caaseg.attention.projection import BN_EPSILON, projection
 from caaseg.config import Architecture
-from caaseg.models.heads.base import DROPOUT, Head, HeadFeatures
+from caaseg.models.heads.base import FusionHead, HeadFeatures
+from caaseg.models.heads.pyramid import PyramidProjection
 
 
-class FCNHead(Head):
-    """A 3x3 convolution."""
+class FCNHead(FusionHead):
+    """3x3 convolutions; with `config.concat_input`, a further one of their input and output together."""
 
     title = "FCN"
     without_attention = (
@@ -17,12 +18,18 @@ class FCNHead(Head):
 
     def __init__(self, in_channels: int, config: Architecture) -> None:
         super().__init__()
-        self.entry = projection(in_channels, config.channels, kernel_size=3)
-        self.dropout = nn.Dropout(DROPOUT)
-        self.car = self.build_car(config.channels) if config.car else None
-        self.out_channels = config.channels if self.car is None else self.car.out_channels
+        channels = config.channels
+        self.entry = projection(in_channels, channels, kernel_size=3)
+        self.more = nn.Sequential(*(projection(channels, channels, kernel_size=3) for _ in range(config.num_convs - 1)))
+        self.joint = (
+            PyramidProjection(in_channels + channels, channels, kernel_size=3, eps=BN_EPSILON)
+            if config.concat_input
+            else None
+        )
+        self.build_end(channels, config)
 
     def forward(self, features: Tensor) -> HeadFeatures:
-        entered = self.entry(features)  # (N, C, H, W)
-        linear = None if self.car is None else self.car(entered)
-        return HeadFeatures(self.dropout(entered if linear is None else linear), {}, linear)
+        convolved = self.more(self.entry(features))  # (N, C, H, W)
+        if self.joint is not None:
+            convolved = self.joint([features, convolved])
+        return self.end(convolved)

@@ -1,0 +1,35 @@
+"""A small member of each supported family of timm backbones, with a neck for it."""
+
+DILATED = ("test_resnet", "test_efficientnet", "test_convnext", "mobilenetv3_small_050", "xception41")
+PYRAMIDS = (
+    "swin_tiny_patch4_window7_224",
+    "swinv2_tiny_window8_256",
+    "hgnetv2_b0",
+    "caformer_s18",
+    "convformer_s18",
+    "inception_next_atto",
+    "test_mambaout",
+    "efficientvit_b0",
+    "fastvit_t8",
+    "repvit_m0_9",
+    "pvt_v2_b0",
+    "maxvit_pico_rw_256",
+    "davit_tiny",
+    "hrnet_w18_small",
+    "densenet121",
+)
+PLAIN = (
+    "test_vit",
+    "vit_small_patch14_dinov2",
+    "vit_tiny_patch16_dinov3_qkvb",
+    "eva02_tiny_patch14_224",
+    "samvit_base_patch16_224",
+    "xcit_nano_12_p8_224",
+)
+NECKS = dict.fromkeys(DILATED) | dict.fromkeys(PYRAMIDS, "resize") | dict.fromkeys(PLAIN, "sfp")
+"""Name of a backbone -> neck; None for a backbone that is dilated."""
+
+
+def options(backbone: str) -> list[str]:
+    """Return the options of a recipe with a backbone and its neck."""
+    return ["--model.backbone", backbone, "--model.output-stride", "16", "--model.neck", NECKS[backbone] or "none"]
