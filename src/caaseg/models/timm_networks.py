@@ -1,7 +1,7 @@
 """timm networks without their classifier, and what their feature maps really are.
 
-timm does not tell which networks respect `output_stride` and which image sizes they take: some ignore it, some take one
-size only, some round sizes down. So a network is run once on the meta device, which computes shapes only.
+timm does not state which networks respect `output_stride`, or which image sizes they take. Some ignore the option, some
+take a single size, and some round sizes down. So each network is run once on the meta device, which computes shapes only.
 """
 
 import difflib
@@ -41,7 +41,7 @@ PYRAMID_STRIDES = (8, 16, 32)
 NUM_LEVELS = 4
 """Feature maps that are taken from a plain ViT, after every fourth part of its blocks."""
 PROBE = (65, 96)
-"""Height and width of the first image on the meta device: one more than a multiple of the strides, and a multiple."""
+"""Height and width of the first image on the meta device. One is a multiple of all strides, the other is not."""
 ANY_SIZE: tuple[dict[str, Any], ...] = ({}, {"dynamic_img_size": True}, {"strict_img_size": False})
 """Arguments of timm.create_model with which networks take images of any size: most need none; ViTs; Swin."""
 
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
     arguments: Arguments  # of timm.create_model
     multiple: int  # height and width of an image are padded to a multiple of it
-    strides: tuple[int | None, ...]  # per feature map; None for a map whose size is not that of the image by a stride
+    strides: tuple[int | None, ...]  # per feature map; None if its size is not the image size / stride
     channels: tuple[int, ...]  # per feature map
     is_nhwc: bool  # whether feature maps are (N, H, W, C)
     blocks: tuple[int, ...] = ()  # of a plain ViT: the blocks whose output is taken
@@ -159,14 +159,16 @@ def _measure(name: str, arguments: Arguments, stages: int | None) -> Layout | st
         try:
             shapes = _shapes(net, size)
             _shapes(net, (multiple, multiple))  # the smallest image
-        except Exception:  # and many types for sizes
+        except Exception:  # models raise many types for sizes that they do not support
             continue
-        strides = tuple(_stride(shape[1:], size, timms) for shape, timms in zip(shapes, declared, strict=True))
+        strides = tuple(_stride(shape[1:], size, stated) for shape, stated in zip(shapes, declared, strict=True))
         if [shape[0] for shape in shapes] != net.feature_info.channels() or strides[-1] is None:
             listed = ", ".join(f"{height} x {width}" for _, height, width in shapes)
-            reason = f"an image of {size[0]} x {size[1]} pixels has feature maps of {listed}, of no stride"
+            reason = (
+                f"an image of {size[0]} x {size[1]} pixels has feature maps of {listed}, whose sizes follow no stride"
+            )
             continue
-        needed = [stride for stride, timms in zip(strides, declared, strict=True) if timms >= FINE_STRIDE]
+        needed = [stride for stride, stated in zip(strides, declared, strict=True) if stated >= FINE_STRIDE]
         usable = len(needed) - needed.count(None)
         if usable > most:
             best, most = (multiple, strides), usable
@@ -197,7 +199,10 @@ def _unused_parameters(net: Any, size: Sequence[int]) -> frozenset[str]:
 
 
 def _stride(shape: Sequence[int], size: Sequence[int], declared: int) -> int | None:
-    """Return the stride by which an image of a size has a feature map of this height and width, rounded up."""
+    """Return the stride of a feature map of this height and width for an image of a size; None if there is none.
+
+    A side of the map is the side of the image divided by the stride, rounded up.
+    """
     for stride in (declared, 1, 2, 4, 8, 16, 32, 64):
         exact = size == PROBE or all(side % stride == 0 for side in size)
         if exact and all(-(-side // stride) == cells for side, cells in zip(size, shape, strict=True)):
@@ -213,7 +218,7 @@ def _shapes(net: Any, size: Sequence[int]) -> list[torch.Size]:
 
 
 def _why_not_any_size(net: Any, own_side: int) -> str:
-    """Return why a network ran on no other image: it takes its own size only, or not even that."""
+    """Return why a network did not run on images of other sizes: it takes a single size, or it failed."""
     try:
         _shapes(net, (own_side, own_side))
     except Exception as error:
@@ -336,5 +341,5 @@ def convert_weights(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tenso
     convert = getattr(sys.modules[type(whole).__module__], "checkpoint_filter_fn", None)
     try:
         return dict(tensors) if convert is None else convert(dict(tensors), whole)
-    except Exception:  # of weights that are not for this network, many types
+    except Exception:  # timm raises many types for weights of another network
         return dict(tensors)
