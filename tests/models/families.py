@@ -1,4 +1,6 @@
-"""A small member of each supported family of timm backbones, with a neck for it."""
+"""A small member of each supported family of timm backbones, and recipes with it."""
+
+from caaseg.models.heads import head_class
 
 DILATED = ("test_resnet", "test_efficientnet", "test_convnext", "mobilenetv3_small_050", "xception41")
 PYRAMIDS = (
@@ -26,10 +28,16 @@ PLAIN = (
     "samvit_base_patch16_224",
     "xcit_nano_12_p8_224",
 )
-NECKS = dict.fromkeys(DILATED) | dict.fromkeys(PYRAMIDS, "resize") | dict.fromkeys(PLAIN, "sfp")
-"""Name of a backbone -> neck; None for a backbone that is dilated."""
+BACKBONES = (*DILATED, *PYRAMIDS, *PLAIN)
 
 
-def options(backbone: str) -> list[str]:
-    """Return the options of a recipe with a backbone and its neck."""
-    return ["--model.backbone", backbone, "--model.output-stride", "16", "--model.neck", NECKS[backbone] or "none"]
+def options(head: str, backbone: str) -> list[str]:
+    """Return the options of a recipe with a head and a backbone, joined by a neck if that is needed.
+
+    A head that reads several feature maps takes those of a pyramid as they are.
+    """
+    is_single = head_class(head).levels is None
+    neck = "sfp" if backbone in PLAIN else "resize" if backbone in PYRAMIDS and is_single else "none"
+    stride = "32" if backbone in PYRAMIDS and not is_single else "16"
+    names = ("--model.head", head, "--model.backbone", backbone)
+    return [*names, "--model.neck", neck, "--model.output-stride", stride]

@@ -1,7 +1,8 @@
 """timm networks without their classifier, and what their feature maps really are.
 
 timm does not state which networks respect `output_stride`, or which image sizes they take. Some ignore the option, some
-take a single size, and some round sizes down. So each network is run once on the meta device, which computes shapes only.
+take a single size, and some round sizes down. So each network is run once on the meta device, which computes only
+shapes.
 """
 
 import difflib
