@@ -46,7 +46,9 @@ def test_a_model_that_cannot_be_used_is_listed_with_the_reason(capsys: pytest.Ca
 
 def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "resnet5000"]) == 2
-    assert "PATTERN is 'resnet5000', the name of no timm model; caaseg models lists families" in capsys.readouterr().err
+    assert (
+        "PATTERN is 'resnet5000'; no timm model has this name; caaseg models lists families" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

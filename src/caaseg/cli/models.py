@@ -11,7 +11,7 @@ from caaseg.models.families import FAMILIES, access
 
 NOTES = (
     "no neck: output strides of --model.output-stride without a neck; any output stride works with neck resize.",
-    "weights: free, for non-commercial use, or with terms of their own, which the license states.",
+    "weights: free, non-commercial, or with terms of their own, which the license states.",
     "caaseg models PATTERN lists the timm models of a name, such as dinov2 or 'convnext*'.",
 )
 
@@ -19,10 +19,10 @@ NOTES = (
 def models(pattern: str | None = None, *, json: str | None = None) -> int:
     """List timm backbones: strides, necks, parameters without classifier, and the license of their weights.
 
-    Without a pattern, it lists families, each by an example.
+    Without a pattern, it lists families, with one example of each.
 
     Args:
-        pattern: part of the names of timm models, or a pattern such as 'convnext*'; it lists these models.
+        pattern: part of the names of timm models, or a pattern such as 'convnext*'; only these models are listed.
         json: file for the list; - is standard output.
     """
     check_writable(json=json)
@@ -35,7 +35,7 @@ def models(pattern: str | None = None, *, json: str | None = None) -> int:
 
         names = model_names(pattern)
         if not names:
-            raise CaasegError(f"PATTERN is {pattern!r}, the name of no timm model; caaseg models lists families")
+            raise CaasegError(f"PATTERN is {pattern!r}; no timm model has this name; caaseg models lists families")
         with progress_bars(console) as report, warnings.catch_warnings(action="ignore"):  # of timm, about old names
             for number, name in enumerate(names, start=1):
                 found.append(describe(name))

@@ -1,7 +1,7 @@
 """Numbers of mmsegmentation 1.2.2 for ResNet-101: mean IoU in %, at a single scale, and at several scales with flips.
 
-They are those of its files configs/*/metafile.yaml, one training run each. A head, dataset or schedule that is not here
-has no number there.
+They come from its files configs/*/metafile.yaml. Each is the result of one training run. For heads, datasets and
+schedules that are missing here, mmsegmentation publishes no number.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ MMSEG_HEADS = {
     "emanet": MMSegHead("EMANet", "emanet_r101-d8"),
     "ocr": MMSegHead("OCRNet", "ocrnet_r101-d8"),
 }
-"""By our name of the head. Its SegFormer has no ResNet."""
+"""Heads by our names. SegFormer is missing: mmsegmentation has no configuration of it with a ResNet."""
 
 NUMBERS: Mapping[str, Mapping[str, Mapping[int, Scores]]] = {
     "ade20k": {
