@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel, disable_teleme
 from caaseg.models.segmenter import Segmenter
 from caaseg.models.shifted_windows import replace_window_attention
 from caaseg.models.winograd import TILE, use_winograd
+
+if TYPE_CHECKING:
+    import onnx_ir
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -143,12 +146,30 @@ def _write_onnx(program: ExportedProgram, description: str, path: Path) -> Calla
     exported = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT])
     assert exported is not None
     exported.model.metadata_props[METADATA] = description
+    _pool_globally(exported.model.graph)
     for value in (*exported.model.graph.inputs, *exported.model.graph.outputs):
         assert value.shape is not None
         for axis, name in ((0, "batch"), (2, "height"), (3, "width")):
             value.shape[axis] = name  # instead of names like s77
     exported.save(str(path), external_data=False)
     return OnnxModel(path)
+
+
+def _pool_globally(graph: "onnx_ir.Graph") -> None:
+    """Replace means over all pixels by GlobalAveragePool, which onnxruntime computes several times as fast."""
+    for node in graph:
+        if node.op_type != "ReduceMean" or node.attributes.get_int("keepdims", 1) != 1 or len(node.inputs) != 2:
+            continue
+        features, axes = node.inputs
+        if features is None or features.shape is None or axes is None or axes.const_value is None:
+            continue
+        rank = len(features.shape)
+        if rank == 4 and sorted(axis % rank for axis in axes.const_value.numpy().tolist()) == [2, 3]:
+            node.op_type = "GlobalAveragePool"
+            node.resize_inputs(1)
+            node.attributes.clear()
+            if axes.name is not None and not axes.uses():  # onnxruntime warns about unused values
+                graph.initializers.pop(axes.name, None)
 
 
 def _write_torch(program: ExportedProgram, description: str, path: Path) -> Callable[[Tensor], Tensor]:
