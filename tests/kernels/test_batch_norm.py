@@ -216,10 +216,7 @@ def autograd_node(output: Tensor | tuple[Tensor, ...]) -> str:
         pytest.param("fcn", "resnet18", marks=pytest.mark.slow),
         pytest.param("danet", "test_efficientnet", marks=pytest.mark.slow),
         pytest.param("psp", "test_resnet", marks=pytest.mark.slow),
-        pytest.param("deeplabv3", "test_resnet", marks=pytest.mark.slow),
-        pytest.param("deeplabv3plus", "test_resnet", marks=pytest.mark.slow),
         pytest.param("upernet", "test_resnet", marks=pytest.mark.slow),
-        pytest.param("segformer", "test_resnet", marks=pytest.mark.slow),
     ],
 )
 def test_a_fused_model_has_the_same_outputs_gradients_and_statistics(
