@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from caaseg.errors import CaasegError
 from caaseg.models.resize import cells
 from caaseg.models.timm_networks import SwinTransformerBlock, SwinTransformerV2Block
 
@@ -19,9 +20,14 @@ MASKED = -100.0
 
 
 def replace_window_attention(model: nn.Module) -> None:
-    """Replace the window attention of all Swin blocks of a model, in place."""
+    """Replace the window attention of all Swin blocks of a model, in place. Raises CaasegError for Swin V2."""
     for module in model.modules():
-        if isinstance(module, SwinTransformerBlock | SwinTransformerV2Block):
+        if isinstance(module, SwinTransformerV2Block):
+            raise CaasegError(
+                "the backbone is a Swin Transformer V2, which cannot be exported: its ONNX file fails at image sizes "
+                "other than that of the export; use Swin or another backbone"
+            )
+        if isinstance(module, SwinTransformerBlock):
             module._attn = MethodType(_attend, module)  # type: ignore[method-assign]
 
 
