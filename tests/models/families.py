@@ -29,6 +29,8 @@ PLAIN = (
     "xcit_nano_12_p8_224",
 )
 BACKBONES = (*DILATED, *PYRAMIDS, *PLAIN)
+TESTED = (*DILATED, *PYRAMIDS, "test_vit")
+"""Backbones of the slow tests. The other ViTs take a minute or more to export; `tests.models.matrix` runs all."""
 
 
 def options(head: str, backbone: str) -> list[str]:
