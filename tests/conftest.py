@@ -11,7 +11,9 @@ from tests.properties import EXAMPLES, EXPLORE_FACTOR
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton: its kernels run on the CPU
 
-torch.set_num_threads(1)  # tests run in parallel, one process per core
+# Tests run in parallel, one process per core. Processes that a test starts also use one thread.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 # The first tensor operations are slow, and slower on a busy machine: no test fails because of its duration.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=EXAMPLES)

@@ -64,7 +64,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     process = subprocess.Popen(
         [sys.executable, "-m", "caaseg", "app", "camvid", "tiny", "--device", "cpu", "--no-browser"],
         cwd=directory,
-        env={**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         text=True,
     )

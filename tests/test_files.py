@@ -2,7 +2,6 @@
 
 import ast
 import errno
-import multiprocessing
 import os
 import re
 from pathlib import Path
@@ -64,15 +63,12 @@ def write_repeatedly(path: Path, letter: str) -> None:
 
 def test_a_file_with_two_concurrent_writers_always_has_the_content_of_one(tmp_path: Path) -> None:
     path = tmp_path / "table.md"
-    context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=write_repeatedly, args=(path, letter)) for letter in "ab"]
-    for writer in writers:
-        writer.start()
+    writers = [processes.start(write_repeatedly, path, letter) for letter in "ab"]
     contents = set()
     while any(writer.is_alive() for writer in writers):
         if path.exists():
             contents.add(path.read_text())
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert processes.join(*writers) == [0, 0]
     assert contents | {path.read_text()} <= {"a" * 20_000, "b" * 20_000}
     assert [found.name for found in tmp_path.iterdir()] == ["table.md"]
 
@@ -155,7 +151,7 @@ def test_yaml_and_json_files_are_read(tmp_path: Path) -> None:
 
 
 def test_a_lock_of_another_process_is_reported_or_waited_for(tmp_path: Path) -> None:
-    ready = multiprocessing.get_context("fork").SimpleQueue()
+    ready = processes.CONTEXT.SimpleQueue()
     other = processes.start(hold_lock, tmp_path, "a", ready)
     results: list[bool] = []
 

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import multiprocessing
 import os
 import re
 import shutil
@@ -33,6 +32,7 @@ from caaseg.models.predictor import Predictor
 from caaseg.predictions import PredictOptions, PredictTask, predict_images
 from caaseg.recipes import load_recipe
 from caaseg.training.run import train
+from tests import processes
 from tests.data.damage import encoded_images, mutated
 from tests.data.trees import folder_of_scenes
 from tests.locks import hold_lock
@@ -547,7 +547,6 @@ def test_processes_of_torchrun_share_the_images(model: Path, cwd: Path) -> None:
         [*launch, *command(model, "photos", "--out", "out", "--json", "out.json")],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         timeout=300,
         check=False,
     )
@@ -556,13 +555,11 @@ def test_processes_of_torchrun_share_the_images(model: Path, cwd: Path) -> None:
 
 
 def test_an_image_locked_by_another_process_is_predicted_last(model: Path, cwd: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Queue()
+    ready = processes.CONTEXT.SimpleQueue()
     (cwd / "out").mkdir()
-    other = context.Process(target=hold_lock, args=(cwd / "out", "metadata/y.json", ready), daemon=True)
-    other.start()
+    other = processes.start(hold_lock, cwd / "out", "metadata/y.json", ready)
     try:
-        assert ready.get(timeout=60)
+        assert ready.get()
         task = PredictTask(model=load_for_inference(str(model)), options=PredictOptions(), out=Path("out"))
         found = find_images(["photos"]).images
         assert [str(image.name) for image in found] == ["y", "a/x", "b/x"]

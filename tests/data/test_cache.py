@@ -17,6 +17,7 @@ from caaseg.data.datasets.camvid import CamVid
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.data.loader import EvaluationLoader, TrainingLoader
 from caaseg.data.sample import BadFileError, Color, Sample
+from tests import processes
 from tests.data import trees
 
 AUGMENTATION = Augmentation(crop=(24, 32), scale_step=None, brightness=32, contrast=0.2)
@@ -104,19 +105,15 @@ def write_into_received(queue: Any, sums: Tensor) -> None:
         dataset[index].image[0, 0, 0] = 77
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_a_process_that_receives_the_cache_shares_its_memory(start_method: str) -> None:
-    """Spawned workers, the default on some systems, receive everything pickled."""
+def test_a_process_that_receives_the_cache_shares_its_memory() -> None:
+    """Workers that are not forked, the default on some systems, receive everything pickled."""
     cached = CachedDataset(Noise(5, bad=set()))
     expected = [int(cached[index].image.sum()) for index in range(5)]
     sums = torch.zeros(5, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-    context: Any = torch.multiprocessing.get_context(start_method)
-    queue = context.SimpleQueue()
-    process = context.Process(target=write_into_received, args=(queue, sums))
-    process.start()
+    queue: Any = processes.CONTEXT.SimpleQueue()
+    process = processes.start(write_into_received, queue, sums)
     queue.put(cached)
-    process.join()
-    assert process.exitcode == 0
+    assert processes.join(process) == [0]
     assert sums.tolist() == expected
     assert [int(cached[index].image[0, 0, 0]) for index in range(5)] == [77] * 5
 

@@ -44,15 +44,16 @@ def test_an_image_without_labels_has_no_score() -> None:
     assert (images_of.images, images_of.best, images_of.worst) == (0, [], [])
 
 
-def test_images_of_two_processes_are_merged(capfd: pytest.CaptureFixture[str]) -> None:
-    def print_best_and_worst() -> None:
-        with join_processes(torch.device("cpu")) as process:
-            images = BestWorstImages(2, number=2)
-            images.update(*batch_of([[0.5, 0.9], [0.1, 0.3, 0.7]][process.rank]))
-            images.gather()
-            names = [[scored.name for scored in group] for group in (images.best, images.worst)]
-            print(names, images.images)
+def print_best_and_worst() -> None:
+    with join_processes(torch.device("cpu")) as process:
+        images = BestWorstImages(2, number=2)
+        images.update(*batch_of([[0.5, 0.9], [0.1, 0.3, 0.7]][process.rank]))
+        images.gather()
+        names = [[scored.name for scored in group] for group in (images.best, images.worst)]
+        print(names, images.images)
 
+
+def test_images_of_two_processes_are_merged(capfd: pytest.CaptureFixture[str]) -> None:
     assert run_ranks(print_best_and_worst) == [0, 0]
     expected = "[['0.90', '0.70'], ['0.10', '0.30']] 5"
     assert capfd.readouterr().out.splitlines() == [expected, expected]

@@ -155,7 +155,7 @@ def export_until_killed(path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_file_is_left_by_a_killed_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     (tmp_path / "out").mkdir()
     assert processes.run(export_until_killed, tmp_path / "out/m.onnx") == -signal.SIGKILL

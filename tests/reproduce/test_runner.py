@@ -254,9 +254,7 @@ def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
     directory = tmp_path / "shared"
     arguments = [*TABLE2, "--seeds", "1", "--out", str(directory)]
     commands = [processes.start(processes.exit_with_command, [*arguments, "--rows", row]) for row in ("axial", "caa")]
-    for command in commands:
-        command.join()
-    assert [command.exitcode for command in commands] == [0, 0]
+    assert processes.join(*commands) == [0, 0]
     assert set(times(directory)) == {"axial-seed0.json", "caa-seed0.json"}
     assert {path.name for path in directory.iterdir()} == {"cells", "runs", "table2.md", "table2.json", "table2.png"}
     assert len(scores(directory)) == 1  # the report of the last command

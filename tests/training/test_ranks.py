@@ -60,9 +60,7 @@ def fail_in_rank_1(rank: int, directory: Path) -> None:
 
 def test_an_error_of_any_rank_is_raised_by_the_first_and_ends_the_others(tmp_path: Path) -> None:
     ranks = [processes.start(fail_in_rank_1, rank, tmp_path) for rank in (0, 1)]
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [2, 2]
+    assert processes.join(*ranks) == [2, 2]
     assert (tmp_path / "error-0").read_text() == "no 1"
     assert not (tmp_path / "error-1").exists()
 
@@ -190,9 +188,7 @@ def stop_rank_1(rank: int, directory: Path) -> None:
 
 def test_all_ranks_report_the_signal_that_one_got(tmp_path: Path) -> None:
     ranks = [processes.start(stop_rank_1, rank, tmp_path) for rank in (0, 1)]
-    for rank in ranks:
-        rank.join(120)
-    assert [rank.exitcode for rank in ranks] == [signal.SIGINT, signal.SIGINT]
+    assert processes.join(*ranks) == [signal.SIGINT, signal.SIGINT]
 
 
 @pytest.mark.parametrize(
