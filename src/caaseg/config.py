@@ -95,6 +95,8 @@ class Architecture(Settings):
     reads the input of the head with a 1x1 convolution, like the authors."""
     decoder: bool = False
     """Refine the result with the simple decoder at stride 4."""
+    decoder_stride: Literal[2, 4] = 4
+    """Stride of the decoder's result: 4, or 2 with a further step that reads the backbone's features of stride 2."""
     decoder_channels: Width = 256
     """Output channels of the decoder."""
     multi_grid: tuple[Annotated[int, Field(strict=True, ge=1, le=1000)], ...] | None = None
@@ -151,6 +153,14 @@ class Architecture(Settings):
             raise ValueError(f"stages is {self.stages}, but resnet_variant authors uses all stages; omit one of them")
         if self.stages is not None and self.top_features:
             raise ValueError(f"stages is {self.stages}, but top_features needs all stages; omit one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _check_decoder_stride(self) -> Self:
+        if self.decoder_stride == 2 and not self.decoder:
+            raise ValueError("decoder_stride is 2, but decoder is false; set decoder true, or omit decoder_stride")
+        if self.decoder_stride == 2 and self.neck == "sfp":
+            raise ValueError("decoder_stride is 2, but neck sfp has no features of stride 2; use decoder_stride 4")
         return self
 
     @model_validator(mode="after")
@@ -220,6 +230,8 @@ class ModelRecipe(Architecture):
     layer1 to layer4 of a ResNet, with the stem in the first; of a ViT the blocks, with the embeddings in the first."""
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop path rate (stochastic depth) of the backbone's last block in training; it rises from 0 at the first."""
+    block_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout rate before the last convolution of each block of a ResNet, in training; FC-DRN uses 0.2."""
     gradient_checkpointing: bool = False
     """Compute the backbone's activations again in the backward pass instead of storing them: less memory, slower."""
 
@@ -352,8 +364,8 @@ class LossRecipe(Settings):
 class OptimizerRecipe(Settings):
     """Optimizer, learning rate schedule and EMA."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """Optimizer: SGD with momentum, or AdamW."""
+    name: Literal["sgd", "adamw", "adam", "rmsprop"] = "sgd"
+    """Optimizer: SGD with momentum, AdamW, or Adam or RMSprop, whose weight decay is an L2 penalty."""
     lr: NotNegative = 0.01
     """Learning rate at the start of the schedule."""
     momentum: Decay = 0.9
@@ -366,16 +378,27 @@ class OptimizerRecipe(Settings):
     """Learning rate factor for all parameters outside the backbone."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Learning rate factor per backbone layer, counted back from the head: ViTs are often trained with 0.65 to 0.9."""
-    schedule: Literal["poly", "cosine"] = "poly"
-    """Learning rate schedule, which ends at 0."""
+    schedule: Literal["poly", "cosine", "exponential"] = "poly"
+    """Learning rate schedule: poly and cosine end at 0, exponential ends at lr * final_lr_factor."""
     power: NotNegative = 0.9
     """Power of the poly schedule."""
+    final_lr_factor: Annotated[float, Field(gt=0, le=1)] = 0.01
+    """Learning rate factor at the end of the exponential schedule; 0.995 per epoch is 0.0067 after 1,000 epochs."""
     warmup_steps: Annotated[int, Field(strict=True, ge=0)] = 0
     """Steps of linear warmup from 0."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = None
     """Largest gradient norm; none does not clip."""
     ema: Decay | None = None
     """EMA decay of the weights, such as 0.999; the EMA weights are then evaluated and saved."""
+    ema_batch_norm: Literal["averaged", "recomputed"] = "averaged"
+    """Batch norm statistics of the EMA weights: averaged like the weights, or recomputed before each validation, with
+    the EMA weights on the training batches of the first 100 steps."""
+
+    @model_validator(mode="after")
+    def _check_ema(self) -> Self:
+        if self.ema_batch_norm == "recomputed" and self.ema is None:
+            raise ValueError("ema_batch_norm is recomputed, but ema is none; set ema, such as 0.999")
+        return self
 
 
 class Recipe(Settings):

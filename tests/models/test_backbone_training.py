@@ -11,6 +11,9 @@ from torch import Tensor, nn
 import caaseg
 from caaseg.errors import CaasegError
 from caaseg.models.backbones import TimmBackbone
+from caaseg.models.folding import fold_batch_norm
+from caaseg.models.fused_norm import fuse_batch_norm
+from caaseg.models.timm_networks import BasicBlock, Bottleneck
 
 
 def random_backbone(name: str, **options: Any) -> TimmBackbone:
@@ -34,6 +37,56 @@ def test_drop_path_is_an_argument_of_create_model() -> None:
     images = torch.randn(4, 3, 32, 32)
     assert not torch.equal(model.backbone(images).coarse, model.backbone(images).coarse)
     assert "drop_path" not in model.config.as_dict()
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "resnet26t"])
+def test_block_dropout_is_active_in_training_only_and_changes_no_names(name: str) -> None:
+    plain, dropping = random_backbone(name).eval(), random_backbone(name, block_dropout=0.5)
+    for weight in dropping.parameters():
+        nn.init.normal_(weight)
+    images = torch.randn(2, 3, 32, 32)
+    assert not torch.equal(dropping(images).coarse, dropping(images).coarse)
+    assert list(plain.state_dict()) == list(dropping.state_dict())
+    plain.load_state_dict(dropping.state_dict())
+    assert torch.equal(dropping.eval()(images).coarse, plain(images).coarse)
+
+
+@pytest.mark.parametrize("kind", [BasicBlock, Bottleneck])
+def test_block_dropout_zeroes_inputs_of_the_last_convolution_also_with_fused_batch_norm(kind: Any) -> None:
+    model = caaseg.create_model(
+        "fcn", backbone="resnet10t" if kind is BasicBlock else "resnet14t", num_classes=2, channels=8, block_dropout=0.5
+    )
+    block: Any = next(module for module in model.backbone.modules() if type(module) is kind)
+    last = block.conv2 if kind is BasicBlock else block.conv3
+    shares: list[float] = []
+    last.register_forward_pre_hook(lambda _, inputs: shares.append((inputs[0] == 0).float().mean().item()))
+    images = torch.randn(2, 3, 64, 64)
+    model.coarse(images)
+    fuse_batch_norm(model)
+    model.coarse(images)
+    model.eval().coarse(images)
+    assert type(block) is not kind  # it is fused
+    # ReLU zeroes about half of the inputs, and dropout half of the others.
+    assert shares == pytest.approx([0.75, 0.75, 0.5], abs=0.06)
+
+
+def test_a_model_with_block_dropout_is_folded_like_one_without() -> None:
+    options: dict[str, Any] = {"backbone": "test_resnet", "num_classes": 2, "channels": 8}
+    plain, dropping = (caaseg.create_model("fcn", **options, block_dropout=rate).eval() for rate in (0.0, 0.5))
+    plain.load_state_dict(dropping.state_dict())
+    folded = [fold_batch_norm(model) for model in (plain, dropping)]
+    assert [type(module) for module in folded[0].modules()] == [type(module) for module in folded[1].modules()]
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(folded[0](images).logits, folded[1](images).logits)
+
+
+def test_block_dropout_needs_a_resnet() -> None:
+    message = "backbone test_efficientnet is not a ResNet, which block_dropout needs; use a ResNet, or leave it out"
+    with pytest.raises(CaasegError, match=message):
+        random_backbone("test_efficientnet", block_dropout=0.2)
+    module = random_backbone("test_resnet")
+    with pytest.raises(CaasegError, match="block_dropout is for timm backbones; set it in the backbone module"):
+        caaseg.create_model("fcn", backbone=module, num_classes=2, block_dropout=0.2)
 
 
 def gradients(backbone: TimmBackbone, images: Tensor) -> list[Tensor]:

@@ -42,7 +42,7 @@ def resnet18() -> TimmBackbone:
 def test_the_five_backbones_of_the_paper_give_the_right_sizes(name: str, stride: OutputStride) -> None:
     with torch.device("meta"):
         backbone = TimmBackbone(name, output_stride=stride, with_fine=True).eval()
-        coarse, fine, _ = backbone(torch.empty(1, 3, 513, 513))
+        coarse, fine, *_ = backbone(torch.empty(1, 3, 513, 513))
     cells = {8: 65, 16: 33}[stride]
     assert coarse.shape == (1, LARGE[name], cells, cells)
     assert backbone.coarse_channels == LARGE[name]
@@ -56,7 +56,7 @@ def test_the_authors_variant_has_a_deep_stem_and_strides_in_last_blocks(stride: 
         backbone = TimmBackbone(
             "resnet50", output_stride=stride, variant="authors", multi_grid=(1, 2, 4), with_fine=True
         ).eval()
-        coarse, fine, _ = backbone(torch.empty(1, 3, 513, 513))
+        coarse, fine, *_ = backbone(torch.empty(1, 3, 513, 513))
     net = backbone.net
     assert [m.out_channels for m in net.conv1 if isinstance(m, nn.Conv2d)] == [64, 64, 128]
     assert net.layer1[0].conv2.stride == (1, 1)
@@ -86,7 +86,7 @@ def test_the_authors_variant_with_timm_dilation_equals_the_variant_of_earlier_ve
 
 def test_the_authors_variant_runs_and_learns() -> None:
     backbone = TimmBackbone("resnet18", output_stride=8, variant="authors")
-    coarse, fine, _ = backbone(torch.randn(2, 3, 33, 41))
+    coarse, fine, *_ = backbone(torch.randn(2, 3, 33, 41))
     assert coarse.shape == (2, 512, 5, 6)
     assert fine is None
     coarse.sum().backward()
@@ -151,7 +151,7 @@ def test_unused_stages_are_not_built(name: str) -> None:
         for stages, channels in STAGED[name].items():
             for stride in (8, 16) if stages > 2 else (8,):
                 backbone = TimmBackbone(name, output_stride=stride, stages=stages, with_fine=True).eval()
-                coarse, fine, _ = backbone(torch.empty(2, 3, 64, 96))
+                coarse, fine, *_ = backbone(torch.empty(2, 3, 64, 96))
                 assert coarse.shape == (2, channels, 64 // stride, 96 // stride)
                 assert backbone.coarse_channels == channels
                 assert fine is not None

@@ -97,7 +97,7 @@ def test_sfp_equals_its_definition() -> None:
         project(sixteen, last),
         project(thirty_two[1:], max_pool2d(last, 2, ceil_mode=True)),
     )
-    coarse, fine, levels = neck(Features(last, None, (last,)), (68, 84))
+    coarse, fine, levels, _ = neck(Features(last, None, (last,)), (68, 84))
     for found, own in zip(levels, expected, strict=True):
         torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
     assert fine is levels[0]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from caaseg.errors import CaasegError
-from caaseg.training.checkpoints import newest_good_checkpoint, read_checkpoint, write_checkpoint
+from caaseg.training.checkpoints import check_finite, newest_good_checkpoint, read_checkpoint, write_checkpoint
+from tests.small_models import small_model
 
 
 def state(step: int) -> dict[str, Any]:
@@ -95,3 +96,13 @@ def test_a_checkpoint_with_values_of_wrong_types_is_refused(
     path = write_checkpoint(tmp_path, {**state(4), **changes})
     with pytest.raises(CaasegError, match=rf"not a complete checkpoint \({reason}\)"):
         read_checkpoint(path)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+def test_one_weight_that_is_not_finite_is_an_error(value: str) -> None:
+    model = small_model("fcn")
+    check_finite(7, model)
+    with torch.no_grad():
+        next(model.head.parameters()).view(-1)[-1] = float(value)
+    with pytest.raises(CaasegError, match=r"step 7: weights are not finite \(head\.\S+ and 0 more tensors\)"):
+        check_finite(7, model)

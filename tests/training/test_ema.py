@@ -1,11 +1,15 @@
 """Optimizer groups, EMA weights, synchronized batch norm, seeds of steps."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import update_bn
 
 import caaseg
 from caaseg.config import OptimizerRecipe
+from caaseg.models.backbones import TimmBackbone
 from caaseg.training.ema import EMA
 from caaseg.training.loop import step_seed
 from caaseg.training.optim import make_optimizer
@@ -45,6 +49,45 @@ def test_ema_weights_follow_the_model_and_counters_are_copied() -> None:
     early.update(network, step=0)  # a decay of 1 / 10
     torch.testing.assert_close(early.model.classifier.weight, first + 1.9)
     assert not any(parameter.requires_grad for parameter in ema.model.parameters())
+
+
+def test_ema_batch_norm_is_averaged_like_the_weights() -> None:
+    network = model()
+    ema = EMA(network, 0.5)
+    network.coarse(torch.randn(2, 3, 32, 32))
+    ema.update(network, step=100)
+    name = "backbone.net.bn1.running_mean"
+    torch.testing.assert_close(ema.model.state_dict()[name], network.state_dict()[name] / 2)
+
+
+def test_recomputed_batch_norm_is_that_of_update_bn_and_needs_no_random_numbers() -> None:
+    network = model()
+    ema = EMA(network, 0.5)
+    expected = copy.deepcopy(ema.model)
+    for part in expected.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    batches = [torch.randn(2, 3, 32, 32) for _ in range(3)]
+    update_bn(batches, expected)
+    state = torch.get_rng_state()
+    ema.recompute_batch_norm(network, batches, ema.model.coarse)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(part.training for part in ema.model.modules())
+    assert ema.model.backbone.net.bn1.momentum == network.backbone.net.bn1.momentum  # type: ignore[union-attr]
+    for name, tensor in ema.model.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], msg=name)
+
+
+def test_frozen_batch_norm_is_not_recomputed() -> None:
+    network = model()
+    assert isinstance(network.backbone, TimmBackbone)
+    network.backbone.freeze_stages(1)
+    ema = EMA(network, 0.5)
+    before = {name: tensor.clone() for name, tensor in ema.model.state_dict().items()}
+    ema.recompute_batch_norm(network, [torch.randn(2, 3, 32, 32)], ema.model.coarse)
+    changed = {name for name, tensor in ema.model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert not any(name.startswith(("backbone.net.bn1", "backbone.net.layer1")) for name in changed)
+    assert "backbone.net.layer2.0.bn1.running_mean" in changed
 
 
 @pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet"])

@@ -50,6 +50,27 @@ def test_a_run_killed_between_and_in_checkpoints_ends_with_identical_weights(tmp
     assert not list(run.glob("checkpoints/.step-*"))
 
 
+def train_killed_after_step_4(recipe: Recipe, run: Path) -> None:
+    def die(progress: Any) -> None:
+        if progress.step == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    train(recipe, run, resume="auto", device="cpu", progress=die)
+
+
+def test_a_killed_run_with_block_dropout_and_recomputed_batch_norm_ends_with_identical_weights(tmp_path: Path) -> None:
+    recipe = recipe_with(
+        *("--model.block_dropout", "0.2", "--optimizer.ema_batch_norm", "recomputed", "--optimizer.name", "rmsprop"),
+        *("--steps", "6", "--checkpoint_every", "3", "--validate_every", "2"),
+    )
+    train(recipe, tmp_path / "whole", device="cpu")
+    run = tmp_path / "killed"
+    assert processes.run(train_killed_after_step_4, recipe, run) == -signal.SIGKILL
+    assert saved_steps(run) == [3]
+    train(recipe, run, resume="auto", device="cpu")
+    assert_identical(run, tmp_path / "whole")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_killed_at_20_random_moments_ends_with_identical_weights(workers: int, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Learning rates against calculations by hand, and parameters with weight decay."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from torch import nn
+from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from caaseg.config import OptimizerRecipe
 from caaseg.errors import CaasegError
@@ -25,6 +27,19 @@ def test_cosine_has_half_the_learning_rate_in_the_middle() -> None:
     assert learning_rate(0, 100, recipe) == pytest.approx(0.01)
     assert learning_rate(50, 100, recipe) == pytest.approx(0.005)
     assert learning_rate(25, 100, recipe) == pytest.approx(0.01 * (1 + math.cos(math.pi / 4)) / 2)
+
+
+def test_exponential_multiplies_by_the_same_factor_in_each_step() -> None:
+    recipe = OptimizerRecipe(lr=0.01, schedule="exponential", final_lr_factor=0.5)
+    rates = [learning_rate(step, 100, recipe) for step in range(101)]
+    assert rates[::100] == pytest.approx([0.01, 0.005])
+    assert [after / before for before, after in pairwise(rates)] == pytest.approx([0.5**0.01] * 100)
+
+
+def test_adam_and_rmsprop_are_those_of_torch() -> None:
+    model = small_model()
+    for name, kind in (("adam", Adam), ("adamw", AdamW), ("rmsprop", RMSprop), ("sgd", SGD)):
+        assert type(make_optimizer(model, OptimizerRecipe.read({"name": name}))) is kind
 
 
 def test_the_warm_up_rises_to_the_schedule() -> None:

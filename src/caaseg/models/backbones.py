@@ -18,6 +18,7 @@ from caaseg.models.dilation import dilate, dilate_from_removed_strides, residual
 from caaseg.models.resize import cells
 from caaseg.models.timm_networks import (
     FINE_STRIDE,
+    FINEST_STRIDE,
     BasicBlock,
     Bottleneck,
     EfficientNetFeatures,
@@ -38,6 +39,7 @@ class Features(NamedTuple):
     coarse: Tensor  # (N, coarse_channels, H/stride, W/stride), for the head
     fine: Tensor | None  # (N, fine_channels, H/4, W/4), for the decoder; None without a decoder
     levels: tuple[Tensor, ...] = ()  # (N, C, h, w) per stage, from fine to coarse, for necks and heads with `levels`
+    finest: Tensor | None = None  # (N, finest_channels, H/2, W/2), for a decoder of stride 2; None without one
 
 
 class Backbone(nn.Module):
@@ -48,13 +50,15 @@ class Backbone(nn.Module):
     """Channels of `Features.fine`; None if that is None."""
     level_channels: tuple[int, ...] = ()
     """Channels of `Features.levels`."""
+    finest_channels: int | None = None
+    """Channels of `Features.finest`; None if that is None."""
     mean: tuple[float, ...]
     """RGB mean that images are normalized with, for values from 0 to 1."""
     std: tuple[float, ...]
     """RGB standard deviation that images are normalized with."""
 
 
-def check_backbone(module: nn.Module, *, with_fine: bool) -> Backbone:
+def check_backbone(module: nn.Module, *, with_fine: bool, with_finest: bool = False) -> Backbone:
     """Return the module as a backbone, or raise an error that names the missing attributes."""
     missing = [name for name in ("coarse_channels", "fine_channels", "mean", "std") if not hasattr(module, name)]
     if missing:
@@ -67,6 +71,11 @@ def check_backbone(module: nn.Module, *, with_fine: bool) -> Backbone:
         raise CaasegError(
             f"backbone {type(module).__name__} has no fine features (fine_channels is None); the decoder needs them: "
             "use decoder=False"
+        )
+    if with_finest and getattr(backbone, "finest_channels", None) is None:
+        raise CaasegError(
+            f"backbone {type(module).__name__} has no features of stride 2 (finest_channels is None); decoder_stride 2 "
+            "needs them: use decoder_stride=4"
         )
     return backbone
 
@@ -107,7 +116,9 @@ class TimmBackbone(Backbone):
         top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
             activation, like the paper's code: 2,560 channels for B7. If False, take them after the last block.
         with_fine: whether to return the stride-4 features.
+        with_finest: whether to return the stride-2 features.
         drop_path: drop path rate (stochastic depth) of the last block in training.
+        block_dropout: dropout rate before the last convolution of each block of a ResNet in training.
         hub_weights: download timm's ImageNet weights.
     """
 
@@ -122,7 +133,9 @@ class TimmBackbone(Backbone):
         dilation: Dilation | None = None,
         top_features: bool = False,
         with_fine: bool = False,
+        with_finest: bool = False,
         drop_path: float = 0.0,
+        block_dropout: float = 0.0,
         hub_weights: bool = False,
     ) -> None:
         super().__init__()
@@ -152,6 +165,8 @@ class TimmBackbone(Backbone):
                     "build; leave out one of the two"
                 )
             _apply_multi_grid(net, tuple(multi_grid), name)
+        if block_dropout:
+            _add_dropout(net, name, block_dropout)
         self.top_features = top_features
         if top_features:
             _add_top(net, name, pretrained=hub_weights)
@@ -161,13 +176,22 @@ class TimmBackbone(Backbone):
                 f"backbone {name} has features of strides {list(found.level_strides)}; the decoder needs stride "
                 f"{FINE_STRIDE}: use decoder=False{', neck sfp' if found.blocks else ''} or another backbone"
             )
+        if with_finest and FINEST_STRIDE not in found.strides:
+            raise CaasegError(
+                f"backbone {name} has features of strides {list(found.level_strides)}; decoder_stride 2 needs stride "
+                f"{FINEST_STRIDE}: use decoder_stride=4 or another backbone, such as a ResNet"
+            )
         self.layout = found
+        self.finest_index = found.strides.index(FINEST_STRIDE) if with_finest else None
         self.fine_level = found.level_strides.index(FINE_STRIDE) if with_fine else None
         self.level_strides = found.level_strides
         self.level_channels = tuple(found.channels[index] for index in found.levels)
         self.fine_channels = None if self.fine_level is None else self.level_channels[self.fine_level]
         self.coarse_channels = net.conv_head.out_channels if top_features else found.channels[-1]
         self.split_first_stage = variant == "authors"
+        self.finest_channels = None if self.finest_index is None else found.channels[self.finest_index]
+        if with_finest and variant == "authors":
+            self.finest_channels = net.bn1.num_features  # of its own stem
         self.mean = tuple(net.pretrained_cfg["mean"])  # of the inputs that the weights were trained on
         self.std = tuple(net.pretrained_cfg["std"])
         if variant == "authors" and dilation != "timm":
@@ -186,7 +210,9 @@ class TimmBackbone(Backbone):
         maps = self.net(images)
         levels = tuple(self._crop(maps[index], index, height, width) for index in self.layout.levels)
         coarse = self.net.bn2(self.net.conv_head(levels[-1])) if self.top_features else levels[-1]
-        return Features(coarse, None if self.fine_level is None else levels[self.fine_level], levels)
+        index = self.finest_index
+        finest = None if index is None else self._crop(maps[index], index, height, width)
+        return Features(coarse, None if self.fine_level is None else levels[self.fine_level], levels, finest)
 
     def _crop(self, features: Tensor, index: int, height: int, width: int) -> Tensor:
         """Return a feature map of a padded image as (N, C, ceil(H / stride), ceil(W / stride))."""
@@ -200,13 +226,19 @@ class TimmBackbone(Backbone):
     def _forward_split(self, images: Tensor) -> Features:
         """Run the authors' variant: the last block of a stage has its stride, so a level is the input of that block."""
         net = self.net
-        x = net.maxpool(net.act1(net.bn1(net.conv1(images))))
+        stem = net.act1(net.bn1(net.conv1(images)))
+        x = net.maxpool(stem)
         levels = []
         for stage in (net.layer1, net.layer2, net.layer3):
             levels.append(stage[:-1](x))
             x = stage[-1](levels[-1])
         coarse = net.layer4(x)
-        return Features(coarse, None if self.fine_level is None else levels[0], (*levels, coarse))
+        return Features(
+            coarse,
+            None if self.fine_level is None else levels[0],
+            (*levels, coarse),
+            None if self.finest_index is None else stem,
+        )
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode. Frozen stages stay in evaluation mode, so that their batch norm statistics do not change."""
@@ -350,6 +382,15 @@ def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
         raise CaasegError(
             f"backbone {name}: dilation authors is known for ResNets and EfficientNets only; use dilation timm"
         )
+
+
+def _add_dropout(net: Any, name: str, rate: float) -> None:
+    """Add dropout before the last convolution of each residual block, in the place of timm's drop block."""
+    blocks = residual_blocks(net)
+    if not blocks or not all(isinstance(block, BasicBlock | Bottleneck) for block in blocks):
+        raise CaasegError(f"backbone {name} is not a ResNet, which block_dropout needs; use a ResNet, or leave it out")
+    for block in blocks:
+        block.drop_block = nn.Dropout(rate)  # before ReLU, with the same result as after it
 
 
 def _add_top(net: Any, name: str, *, pretrained: bool) -> None:

@@ -27,6 +27,9 @@ def fold_batch_norm(model: Segmenter) -> Segmenter:
     model = (model.rebuild() if has_fused_batch_norm(model) else copy.deepcopy(model)).eval()
     if has_fused_batch_norm(model):  # in a user-defined backbone module, which cannot be rebuilt
         return model
+    for block in model.modules():
+        if isinstance(block, BasicBlock | Bottleneck) and isinstance(block.drop_block, nn.Dropout):
+            block.drop_block = nn.Identity()  # dropout is for training only
     names = {module: name for name, module in model.named_modules()}
     for convolution, norm, activation in _chains(model):
         fused = fuse_conv_bn_eval(convolution, norm)

@@ -114,7 +114,7 @@ class FusedBlock(BasicBlock):
     def forward(self, features: Tensor, residual: Tensor | None = None, duplicate: bool = False) -> Any:
         residual = features if residual is None else residual
         shortcut = residual if self.downsample is None else self.downsample(residual)
-        return self.bn2(self.conv2(self.bn1(self.conv1(features))), shortcut, duplicate)
+        return self.bn2(self.conv2(self.drop_block(self.bn1(self.conv1(features)))), shortcut, duplicate)
 
 
 class FusedBottleneck(Bottleneck):
@@ -123,7 +123,8 @@ class FusedBottleneck(Bottleneck):
     def forward(self, features: Tensor, residual: Tensor | None = None, duplicate: bool = False) -> Any:
         residual = features if residual is None else residual
         shortcut = residual if self.downsample is None else self.downsample(residual)
-        return self.bn3(self.conv3(self.bn2(self.conv2(self.bn1(self.conv1(features))))), shortcut, duplicate)
+        inner = self.drop_block(self.bn2(self.conv2(self.bn1(self.conv1(features)))))
+        return self.bn3(self.conv3(inner), shortcut, duplicate)
 
 
 class FusedStage(nn.Sequential):
@@ -139,13 +140,15 @@ class FusedStage(nn.Sequential):
 
 
 def _fuse_block(block: Any) -> None:
-    """Fuse a residual block that consists of convolutions, batch normalizations and ReLU only."""
+    """Fuse a residual block that consists of convolutions, batch normalizations, ReLU and dropout only."""
     depth = 2 if isinstance(block, BasicBlock) else 3
     norms = [getattr(block, f"bn{k}") for k in range(1, depth + 1)]
     activations = [getattr(block, f"act{k}") for k in range(1, depth + 1)]
     plain = all(type(norm) in PLAIN for norm in norms) and all(type(act) is nn.ReLU for act in activations)
-    others = (block.se, block.drop_path, block.drop_block, block.aa)
+    others = (block.se, block.drop_path, block.aa)
     if not plain or not all(other is None or isinstance(other, nn.Identity) for other in others):
+        return
+    if not isinstance(block.drop_block, nn.Identity | nn.Dropout):
         return
     for norm in norms:
         convert_batch_norm(norm, relu=True)

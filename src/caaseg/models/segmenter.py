@@ -19,6 +19,7 @@ from caaseg.models.necks import make_neck
 from caaseg.models.resize import resize, upsample_input
 from caaseg.models.result import Predictable
 from caaseg.models.saving import HubModel
+from caaseg.models.timm_networks import FINEST_STRIDE
 from caaseg.models.weights import load_backbone_weights
 
 
@@ -41,6 +42,7 @@ class Segmenter(Predictable, HubModel):
         backbone: a backbone module to use instead of the timm model `config.backbone`; see `Backbone`.
         hub_weights: download timm's ImageNet weights for the backbone.
         drop_path: drop path rate (stochastic depth) of the backbone in training.
+        block_dropout: dropout rate in the blocks of the backbone in training.
     """
 
     def __init__(
@@ -51,10 +53,12 @@ class Segmenter(Predictable, HubModel):
         backbone: nn.Module | None = None,
         hub_weights: bool = False,
         drop_path: float = 0.0,
+        block_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.config = config
         head = head or head_class(config.head)  # built in: a config never decides which code is run
+        with_finest = config.decoder_stride == FINEST_STRIDE
         if backbone is None:
             self.backbone: Backbone = TimmBackbone(
                 config.backbone,
@@ -65,11 +69,13 @@ class Segmenter(Predictable, HubModel):
                 dilation=config.dilation,
                 top_features=config.top_features,
                 with_fine=config.decoder and config.neck != "sfp",  # which makes fine features itself
+                with_finest=with_finest,
                 drop_path=drop_path,
+                block_dropout=block_dropout,
                 hub_weights=hub_weights,
             )
         else:
-            self.backbone = check_backbone(backbone, with_fine=config.decoder)
+            self.backbone = check_backbone(backbone, with_fine=config.decoder, with_finest=with_finest)
         self.neck = make_neck(config, self.backbone, head)
         source = self.backbone if self.neck is None else self.neck
         coarse, levels = source.coarse_channels, getattr(source, "level_channels", ())
@@ -77,7 +83,12 @@ class Segmenter(Predictable, HubModel):
         if config.car and getattr(self.head, "car", None) is None:
             raise CaasegError(f"car is true, but head {config.head} has no linear layer `car`; leave it out")
         self.decoder = (
-            SimpleDecoder(self.head.out_channels, cast("int", source.fine_channels), config.decoder_channels)
+            SimpleDecoder(
+                self.head.out_channels,
+                cast("int", source.fine_channels),
+                config.decoder_channels,
+                self.backbone.finest_channels if with_finest else None,
+            )
             if config.decoder
             else None
         )
@@ -113,8 +124,9 @@ class Segmenter(Predictable, HubModel):
         """Return the features of backbone and neck for normalized images, (N, 3, H, W), upsampled if configured.
 
         Returns:
-            `coarse` (N, C, h, w) for the head, `fine` (N, C', H/4, W/4) for the decoder, None without a decoder, and
-            `levels`, one map per backbone stage, for a head with `levels`.
+            `coarse` (N, C, h, w) for the head, `fine` (N, C', H/4, W/4) for the decoder, None without a decoder,
+            `levels`, one map per backbone stage, for a head with `levels`, and `finest` (N, C", H/2, W/2) for a decoder
+            of stride 2.
         """
         images = upsample_input(images, self.config.input_upsampling)
         features: Features = self.backbone(images)
@@ -124,10 +136,10 @@ class Segmenter(Predictable, HubModel):
 
     def classify(self, features: Features) -> Prediction:
         """Return the coarse prediction, logits (N, K, h, w), from the result of `features`."""
-        coarse, fine, levels = features
+        coarse, fine, levels, finest = features
         read = self.head.levels
         found = self.head(coarse if read is None else [levels[index] for index in read])
-        decoded = found.fused if self.decoder is None else self.decoder(found.fused, fine)
+        decoded = found.fused if self.decoder is None else self.decoder(found.fused, fine, finest)
         stage = self.config.aux_stage
         branches = {name: self.branch_classifiers[name](branch) for name, branch in found.branches.items()}
         return Prediction(
@@ -204,6 +216,7 @@ def create_model(
     decoder: bool = False,
     pretrained: bool | str | Path | None = False,
     drop_path: float = 0.0,
+    block_dropout: float = 0.0,
     **options: Any,
 ) -> Segmenter:
     """Build a model from the names of its parts, or from parts of your own.
@@ -220,6 +233,7 @@ def create_model(
         pretrained: True for timm's ImageNet weights, or a safetensors or PyTorch file of backbone weights in timm or
             torchvision naming.
         drop_path: drop path rate (stochastic depth) of the backbone in training.
+        block_dropout: dropout rate before the last convolution of each block of a ResNet in training.
         **options: further fields of `ModelConfig`, such as neck, stages, gate_layers, multi_grid or classes.
 
     Returns:
@@ -245,10 +259,16 @@ def create_model(
     module = None if isinstance(backbone, str) else backbone
     if module is not None and pretrained:
         raise CaasegError("pretrained is for timm backbones; load the weights of a backbone module before passing it")
-    if module is not None and drop_path:
-        raise CaasegError("drop_path is for timm backbones; set it in the backbone module before passing it")
+    for name, rate in (("drop_path", drop_path), ("block_dropout", block_dropout)):
+        if module is not None and rate:
+            raise CaasegError(f"{name} is for timm backbones; set it in the backbone module before passing it")
     model = Segmenter(
-        config, head=resolve_head(head), backbone=module, hub_weights=pretrained is True, drop_path=drop_path
+        config,
+        head=resolve_head(head),
+        backbone=module,
+        hub_weights=pretrained is True,
+        drop_path=drop_path,
+        block_dropout=block_dropout,
     )
     if not isinstance(pretrained, bool | None):
         load_backbone_weights(model.backbone, Path(pretrained))

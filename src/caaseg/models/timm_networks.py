@@ -34,6 +34,8 @@ from timm.models.resnet import Bottleneck as Bottleneck  # noqa: E402
 from timm.models.swin_transformer import SwinTransformerBlock as SwinTransformerBlock  # noqa: E402
 from timm.models.swin_transformer_v2 import SwinTransformerV2Block as SwinTransformerV2Block  # noqa: E402
 
+FINEST_STRIDE = 2
+"""Stride of the feature map that the simple decoder reads for a result of stride 2."""
 FINE_STRIDE = 4
 """Stride of the feature map that the simple decoder reads, and of the first stage."""
 OUTPUT_STRIDES = (8, 16, 32)

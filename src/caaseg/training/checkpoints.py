@@ -102,13 +102,20 @@ def check_state(
         raise CaasegError(f"{source}: has {found}, but optimizer.ema is {recipe.optimizer.ema}; use the same setting")
     try:
         make_optimizer(model, recipe.optimizer).load_state_dict(state["optimizer"])
-        name = "adamw" if "betas" in state["optimizer"]["param_groups"][0] else "sgd"
+        name = _optimizer_name(state["optimizer"]["param_groups"][0])
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise CaasegError(f"{source}: the state of its optimizer does not fit the model ({error})") from error
     if name != recipe.optimizer.name:
         raise CaasegError(
             f"{source}: its optimizer is {name}, but optimizer.name is {recipe.optimizer.name}; use the same"
         )
+
+
+def _optimizer_name(group: dict[str, Any]) -> str:
+    """Return the name of the optimizer that a parameter group belongs to, by the settings that only this one has."""
+    if "betas" in group:
+        return "adamw" if group.get("decoupled_weight_decay", True) else "adam"
+    return "rmsprop" if "alpha" in group else "sgd"
 
 
 def check_finite(step: int, *models: Segmenter) -> None:

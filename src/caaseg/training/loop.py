@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RECOMPUTED_BATCHES = 100
+"""Training batches for the batch norm statistics of EMA weights, with `optimizer.ema_batch_norm` recomputed."""
 DROPOUT_STREAM = 3  # random stream of dropout, part of its seed; `data.loader` defines streams 0 to 2
 
 
@@ -196,6 +199,8 @@ def train_loop(
                 check_finite(step, model, scored)
             is_new_best = False
             if validate:
+                if ema is not None and recipe.optimizer.ema_batch_norm == "recomputed":
+                    _recompute_batch_norm(fabric, recipe, ema, model, train_data, prepare)
                 copy_first_buffers(scored)  # all ranks validate the model that is saved
                 best_worst = BestWorstImages(len(val_data.classes)) if is_last else None
                 evaluation = _validate(fabric, recipe, scored, val_data, metrics, best_worst)
@@ -374,11 +379,38 @@ def _network(
         with fabric.autocast():
             return segmentation_loss(loss, network(prepare(images)), labels, loss.count(labels), recipe.loss)
 
-    states = 0 if optimizer.state else 2 if recipe.optimizer.name == "adamw" else int(recipe.optimizer.momentum > 0)
-    try_step(model, compute_loss, states, recipe, crops)
+    states = {"adamw": 2, "adam": 2, "rmsprop": 1, "sgd": int(recipe.optimizer.momentum > 0)}[recipe.optimizer.name]
+    try_step(model, compute_loss, 0 if optimizer.state else states, recipe, crops)
     if can_capture:
         network = capture_coarse(model, prepare(images), fabric.autocast)
     return network
+
+
+def _recompute_batch_norm(
+    fabric: "Fabric",
+    recipe: Recipe,
+    ema: EMA,
+    model: Segmenter,
+    data: SegmentationDataset,
+    prepare: Callable[[Tensor], Tensor],
+) -> None:
+    """Recompute the batch norm statistics of the EMA weights on the batches of the first steps.
+
+    They depend on the EMA weights and the seed only, so a resumed run has the same statistics.
+    """
+    loader = TrainingLoader(
+        data, recipe.data, batch_size=recipe.batch_size, seed=recipe.seed, workers=recipe.data.workers,
+        rank=fabric.global_rank, ranks=fabric.world_size, bad_files=recipe.data.bad_files,
+        on_device=recipe.data.cache == "device",
+    )  # fmt: skip
+    batches = islice(loader, min(RECOMPUTED_BATCHES, recipe.steps))
+    parts = (part for batch in batches for part in batch.images.to(fabric.device).chunk(recipe.accumulate))
+
+    def forward(images: Tensor) -> None:
+        with fabric.autocast():
+            ema.model.coarse(prepare(images))
+
+    ema.recompute_batch_norm(model, parts, forward)
 
 
 def _validate(

@@ -4,7 +4,7 @@ import logging
 import math
 
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from caaseg.config import OptimizerRecipe
 from caaseg.errors import CaasegError
@@ -18,7 +18,7 @@ BACKBONE, NETWORK = "backbone.", "backbone.net."
 
 
 def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, fused: bool = False) -> Optimizer:
-    """Create SGD or AdamW.
+    """Create the optimizer of a recipe.
 
     Weight decay applies to kernels only, and not to position embeddings and tokens. Parameters outside the backbone
     have a learning rate factor; those of the backbone have one per layer.
@@ -39,8 +39,10 @@ def make_optimizer(model: nn.Module, recipe: OptimizerRecipe, *, fused: bool = F
         }
         for (in_backbone, is_kernel, factor), parameters in groups.items()
     ]
-    if recipe.name == "adamw":
-        return AdamW(settings, lr=recipe.lr, fused=fused)
+    if recipe.name == "rmsprop":
+        return RMSprop(settings, lr=recipe.lr)  # torch has no fused kernel for it
+    if recipe.name in ("adam", "adamw"):
+        return (Adam if recipe.name == "adam" else AdamW)(settings, lr=recipe.lr, fused=fused)
     return SGD(settings, lr=recipe.lr, momentum=recipe.momentum, fused=fused)
 
 
@@ -73,8 +75,12 @@ def learning_rate(step: int, steps: int, recipe: OptimizerRecipe) -> float:
     The warm-up multiplies the schedule: its factor reaches 1 in the step after the last warm-up step.
     """
     remaining = 1 - step / steps
-    decay = remaining**recipe.power if recipe.schedule == "poly" else (1 - math.cos(math.pi * remaining)) / 2
-    return recipe.lr * decay * min(1.0, (step + 1) / (warmup_steps(steps, recipe) + 1))
+    decay: dict[str, float] = {
+        "poly": remaining**recipe.power,
+        "cosine": (1 - math.cos(math.pi * remaining)) / 2,
+        "exponential": recipe.final_lr_factor ** (1 - remaining),
+    }
+    return recipe.lr * decay[recipe.schedule] * min(1.0, (step + 1) / (warmup_steps(steps, recipe) + 1))
 
 
 def warmup_steps(steps: int, recipe: OptimizerRecipe) -> int:

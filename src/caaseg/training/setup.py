@@ -216,7 +216,8 @@ def build_model(
     has_head = other is not None and other.config.head == config.head
     head = type(other.head) if other is not None and has_head else resolve_head(config.head)
     hub_weights = pretrained is True and other is None
-    model = Segmenter(config, head=head, hub_weights=hub_weights, drop_path=recipe.model.drop_path)
+    drop_path, block_dropout = recipe.model.drop_path, recipe.model.block_dropout
+    model = Segmenter(config, head=head, hub_weights=hub_weights, drop_path=drop_path, block_dropout=block_dropout)
     if other is not None:
         copy_weights(other, model, str(recipe.init_from))
     elif not isinstance(pretrained, bool):

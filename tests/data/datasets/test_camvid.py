@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from caaseg.data.catalogue import open_dataset
 from caaseg.data.datasets.camvid import CamVid
 from caaseg.data.sample import BadFileError
+from caaseg.errors import CaasegError
 from tests.data import trees
 from tests.data.trees import CAMVID
 
@@ -75,6 +77,29 @@ def test_an_unknown_split_and_a_missing_list_are_reported(tmp_path: Path) -> Non
         (tmp_path / "val.txt").write_bytes(content)
         with pytest.raises(BadFileError, match=rf"val\.txt: cannot be read as a list of names \({reason}"):
             CamVid(tmp_path, "val")
+
+
+def test_a_split_without_a_sequence_and_the_sequence_alone_are_the_whole_split(tmp_path: Path) -> None:
+    trees.camvid(tmp_path)
+    for folder, suffix in (("train", ".png"), ("trainannot", ".png")):
+        (tmp_path / folder / f"0001TP_train2{suffix}").rename(tmp_path / folder / f"Seq05VD_f2{suffix}")
+    names = (tmp_path / "train.txt").read_text().replace("0001TP_train2", "Seq05VD_f2")
+    (tmp_path / "train.txt").write_text(names)
+
+    def names_of(split: str) -> list[str]:
+        return [sample.name for sample in open_dataset("camvid", tmp_path, split)]  # type: ignore[attr-defined]
+
+    assert names_of("train@Seq05VD") == ["Seq05VD_f2"]
+    assert names_of("train-Seq05VD") == ["0001TP_train0", "0001TP_train1"]
+    assert names_of("train-Seq05VD+val@0001TP") == [*names_of("train-Seq05VD"), *names_of("val")]
+    for split in ("train@0006R0", "train-0006R0"):
+        message = "split train of camvid has no sequence '0006R0'; expected 0001TP or Seq05VD"
+        with pytest.raises(CaasegError, match=message):
+            CamVid(tmp_path, split)
+    with pytest.raises(CaasegError, match="split val of camvid has no sequence ''; expected 0001TP"):
+        CamVid(tmp_path, "val@")
+    with pytest.raises(BadFileError, match="no images in split val-0001TP of camvid"):
+        open_dataset("camvid", tmp_path, "val-0001TP")
 
 
 @pytest.mark.skipif(not CAMVID.is_dir(), reason="CamVid is not at ../shared/data/camvid")
