@@ -131,7 +131,7 @@ def test_large_scores_do_not_overflow(size: tuple[int, int]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "dtype"),
-    [*product([(32, 33), (48, 65), (130, 2), (257, 2)], LIMITS), ((1, 512), torch.bfloat16)],
+    [*product([(9, 33), (18, 65), (130, 2)], LIMITS), *product([(257, 2)], [torch.float32, torch.bfloat16])],
     ids=str,
 )
 def test_larger_maps_are_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:

@@ -104,6 +104,17 @@ def test_large_values_do_not_overflow_the_pooling_in_half_precision(name: str) -
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_gate_of_another_dtype_does_not_change_that_of_the_output(implementation: Implementation) -> None:
+    query, key, value = (draw(seed, size, torch.bfloat16, "contiguous") for seed, size in enumerate((16, 16, 32)))
+
+    def gate(pooled: Tensor) -> Tensor:
+        return pooled.double().sigmoid()
+
+    output = channelized_axial_attention(query, key, value, gate, gate, implementation=implementation, groups=4)
+    assert output.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_the_block_stays_in_half_precision_under_autocast(implementation: Implementation) -> None:
     block = ChannelizedAxialAttention(16, key_channels=8, value_channels=32, implementation=implementation, groups=3)
     features = draw(0, 16, torch.float32, "channels_last")

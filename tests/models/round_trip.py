@@ -33,11 +33,11 @@ def check_round_trip(directory: Path, *options: str) -> None:
     scenes = open_split(recipe, recipe.data.val_split)
     assert torch.equal(evaluate(model, scenes).confusion, result.evaluation.confusion)
 
-    if recipe.model.backbone.startswith("swinv2"):
+    if "swinv2" in recipe.model.backbone:
         with pytest.raises(CaasegError, match="Swin Transformer V2, which cannot be exported"):
             export_model(model, directory / "model.onnx")
         return
-    if recipe.model.backbone.startswith("davit"):
+    if "davit" in recipe.model.backbone:
         return  # torch.export needs minutes for its windows
     export_model(model, directory / "model.onnx")  # compares logits at random sizes
     exported = OnnxModel(directory / "model.onnx")

@@ -1,6 +1,7 @@
 """Parts of the heads nonlocal, ccnet, emanet, ann, encnet and ocr against their definitions."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,25 @@ def test_two_processes_find_the_bases_of_the_whole_batch(tmp_path: Path) -> None
     whole.reconstruct(batch())
     for rank in (0, 1):
         torch.testing.assert_close(torch.load(tmp_path / f"rank{rank}.pt"), whole.bases, rtol=1e-12, atol=1e-14)
+
+
+def test_the_reconstruction_has_no_gradient() -> None:
+    attention = ExpectationMaximizationAttention(6, num_bases=4).double().eval()
+    features = normal(2, 6, 3, 4).requires_grad_()
+    output = attention(features)
+    output.sum().backward()
+    assert features.grad is not None
+    assert torch.equal(features.grad, (output > 0).double())  # that of the shortcut
+
+
+def test_the_logits_of_regions_are_resized_with_aligned_pixel_centers() -> None:
+    head: Any = small_model("ocr").head.double().eval()
+    low, high = (
+        normal(2, layer[0].in_channels, *size) for layer, size in ((head.region_entry, (4, 6)), (head.entry, (2, 3)))
+    )
+    found = head([low, high])
+    regions = F.interpolate(found.logits["regions"], (2, 3), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(found.fused, head.end(head.attend(head.entry(high), regions)).fused)
 
 
 def test_an_attention_without_iterations_is_refused() -> None:

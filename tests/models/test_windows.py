@@ -53,6 +53,7 @@ def test_weights_along_an_axis_sum_to_one(length: int, window: int, overlap: flo
 
 def test_neighboring_windows_overlap_by_at_least_the_requested_share() -> None:
     spans = window_spans(100, 30, 1 / 3)
+    assert len(spans) == 5  # steps of at most 20 pixels: no more windows than the overlap needs
     starts = [span.pixels.start for span in spans]
     assert (starts[0], spans[-1].pixels.stop) == (0, 100)
     assert all(0 < after - before <= 20 for before, after in pairwise(starts))

@@ -2,11 +2,13 @@
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.export import Dim
 from torch.nn.functional import conv2d
 
@@ -49,6 +51,13 @@ def test_rounding_errors_are_small_in_float32() -> None:
         exact = copy.deepcopy(model).double()(images.double()).logits
         error = (use_winograd(model)[0](images).logits - exact).abs().max()
     assert error < 1e-5 * exact.abs().max()
+
+
+def test_convolutions_in_groups_are_not_replaced() -> None:
+    model: Any = small_model("fcn", channels=5632)
+    model.head.entry[0] = nn.Conv2d(96, 5632, 3, padding=1, bias=False, groups=2)  # as many weights as 512 x 512
+    with pytest.raises(CaasegError, match="no 3 x 3 convolution of 512 x 512 channels or more"):
+        use_winograd(model)
 
 
 def test_a_model_without_large_convolutions_is_refused() -> None:

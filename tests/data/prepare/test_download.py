@@ -85,8 +85,11 @@ def test_a_changed_file_is_downloaded_from_the_start(server: Server, tmp_path: P
 
 def test_a_server_without_range_requests_sends_the_whole_file(server: Server, tmp_path: Path) -> None:
     server.ranges, server.tag, server.cuts = False, None, [300_000]
-    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=trees.no_progress)
+    steps = []
+    download(server.url("a.zip"), tmp_path / "a.zip", sha1=SHA1, progress=lambda *step: steps.append(step))
     assert (tmp_path / "a.zip").read_bytes() == CONTENT
+    assert {total for _, _, total in steps} == {len(CONTENT)}
+    assert max(done for _, done, _ in steps) == len(CONTENT)
     assert names(tmp_path) == ["a.zip"]
 
 
