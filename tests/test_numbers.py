@@ -19,11 +19,14 @@ PAGES = ["speed.md", "results.md", "planning.md", *EXPLANATION]
 ROLES = [role for page in DOCS.rglob("*.md") for role in re.findall(r"\{number\}`([^`]*)`", page.read_text())]
 HEADS = {
     "FCN": "fcn",
+    "axial": "axial",
     "squeeze-and-excitation, then axial": "axial_se",
     "channelized axial attention": "caa",
+    "channelized axial attention, CAR": "caa_car",
     "self-attention": "self_attention",
     "channelized self-attention": "channelized_self_attention",
     "DANet": "danet",
+    "DANet with its branch losses": "danet_branches",
 }
 
 
@@ -78,17 +81,29 @@ def check_cell(cell: str, expected: str | list[str] | dict[str, str] | None) -> 
         check_numbers(cell, [expected] if isinstance(expected, str) else list(expected or []))
 
 
-def test_differences_between_heads_are_those_of_the_cells() -> None:
-    _, rows = tables("results.md")[0]
-    for name, _, _, *differences in rows:
+@pytest.mark.parametrize(
+    ("heading", "directory", "seeds", "flips"),
+    [
+        ("All heads under one recipe", "heads", 3, (False, True)),
+        ("Heads on synthetic scenes", "scenes", 5, (False,)),
+    ],
+)
+def test_differences_between_heads_are_those_of_the_cells(
+    heading: str, directory: str, seeds: int, flips: tuple[bool, ...]
+) -> None:
+    rows = next(rows for found, rows in tables("results.md") if found == heading)
+    for name, *cells in rows:
         if name == "axial":
             continue
-        for cell, flip in zip(differences, (False, True), strict=True):
+        for cell, flip in zip(cells[-len(flips) :], flips, strict=True):
             scores, baseline = (
-                [evaluate(f"heads/cells/{head}-seed{k}.json scores[flip={flip}].mean_iou * 100") for k in range(3)]
-                for head in (HEADS[name], "axial")
+                [
+                    evaluate(f"{directory}/cells/{head}-seed{k}.json scores[flip={flip}].mean_iou * 100")
+                    for k in range(seeds)
+                ]
+                for head in (HEADS[name], "caa" if name.endswith("CAR") else "axial")
             )
-            difference = paired_difference(scores, baseline)
+            difference = paired_difference(scores, baseline, comparisons=len(flips) * (len(rows) - 1))
             assert difference is not None
             numbers = NUMBER.findall(cell)
             assert len(numbers) == 3

@@ -1,4 +1,4 @@
-"""Draws attention.png, growth.png and camvid_heads.png from benchmarks/results.
+"""Draws attention.png, growth.png and the figures of the comparisons of heads from benchmarks/results.
 
 Usage: python docs/figures/benchmarks.py [DIR]
 """
@@ -12,8 +12,9 @@ from typing import Any
 from caaseg.benchmarks.attention import Case, Measurement
 from caaseg.benchmarks.model import ModelCost
 from caaseg.reports.figures import draw_groups, draw_growth, save
-from caaseg.reproduce.grid import plan_grid
-from caaseg.reproduce.report import draw_grid, grid_report
+from caaseg.reproduce.grid import plan_grid, stored_seeds
+from caaseg.reproduce.report import GridReport, draw_classes, draw_grid, grid_report
+from caaseg.reproduce.runner import finished_grid
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
@@ -32,7 +33,7 @@ def measurement(values: dict[str, Any]) -> Measurement:
 
 
 def draw(directory: Path) -> None:
-    """Draw all three figures."""
+    """Draw all figures."""
     # The fused kernels were measured in a second run on the same GPU, in bfloat16.
     attention = [measurement(values) for values in read("attention.json")["measurements"]]
     fused = [measurement(values) for values in read("fused.json")["measurements"]]
@@ -43,18 +44,18 @@ def draw(directory: Path) -> None:
     costs = [ModelCost(**{**values, "size": tuple(values["size"])}) for values in growth["models"]]
     save(draw_growth(costs, growth["setting"]["batch"]), directory / "growth.png")
 
-    rows = sorted({path.stem.partition("-")[0] for path in (RESULTS / "heads" / "cells").glob("*.json")})
-    grid = plan_grid(
-        "heads",
-        RESULTS / "heads",
-        dataset="camvid",
-        recipe="camvid/caa_resnet34",
-        rows=rows,
-        seeds=3,
-        split="test",
-        multi_scale=True,
-    )
-    save(draw_grid(grid_report(grid)), directory / "camvid_heads.png")
+    report = heads_report("heads", "camvid/caa_resnet34", multi_scale=True)
+    save(draw_grid(report), directory / "camvid_heads.png")
+    save(draw_classes(report), directory / "camvid_heads_classes.png")
+    report = heads_report("scenes", "scenes/demo_caa", multi_scale=False)
+    save(draw_classes(report), directory / "scenes_heads_classes.png")
+
+
+def heads_report(name: str, recipe: str, *, multi_scale: bool) -> GridReport:
+    """Return the report of the committed cells of a comparison of heads."""
+    seeds = stored_seeds(RESULTS / name)
+    grid = plan_grid("heads", RESULTS / name, recipe=recipe, seeds=seeds, split="test", multi_scale=multi_scale)
+    return grid_report(finished_grid(grid))
 
 
 if __name__ == "__main__":

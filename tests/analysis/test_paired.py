@@ -11,7 +11,7 @@ from scipy import stats
 from caaseg.analysis.paired import Difference, paired_difference, t_quantile
 
 
-@given(confidence=st.floats(0.01, 0.999), freedom=st.integers(1, 300))
+@given(confidence=st.floats(0.01, 0.99999), freedom=st.integers(1, 300))
 def test_quantiles_are_scipy_s(confidence: float, freedom: int) -> None:
     assert t_quantile(confidence, freedom) == pytest.approx(stats.t.ppf((1 + confidence) / 2, freedom), rel=1e-9)
 
@@ -42,6 +42,19 @@ def test_intervals_are_those_of_scipy_s_paired_test(number: int, seed: int, conf
 )
 def test_no_difference_is_claimed_if_the_interval_contains_zero(difference: Difference, claim: str) -> None:
     assert difference.claim == claim
+
+
+@given(number=st.integers(2, 8), comparisons=st.integers(1, 400), seed=st.integers(0, 2**31))
+def test_corrected_intervals_and_claims_are_those_of_bonferroni_s_test(
+    number: int, comparisons: int, seed: int
+) -> None:
+    ours, theirs = np.random.default_rng(seed).normal([[0.55], [0.5]], 0.02, (2, number))
+    found = paired_difference(ours.tolist(), theirs.tolist(), comparisons=comparisons)
+    test = stats.ttest_rel(ours, theirs)
+    expected = test.confidence_interval(1 - 0.05 / comparisons)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert (found.claim != "no difference shown") == (test.pvalue * comparisons < 0.05)
 
 
 def test_one_pair_has_no_interval_and_no_pairs_have_no_difference() -> None:

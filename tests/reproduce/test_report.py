@@ -1,7 +1,27 @@
 """Report of a grid of runs."""
 
+import json
+from pathlib import Path
+
+import pytest
+from scipy import stats
+
 from caaseg.analysis.paired import paired_difference
-from caaseg.reproduce.report import Cost, GridReport, ReportRow, as_json, draw_grid, grid_table, markdown
+from caaseg.cli import main
+from caaseg.reproduce.grid import Grid, plan_grid, stored_seeds
+from caaseg.reproduce.report import (
+    Cost,
+    GridReport,
+    ReportRow,
+    as_json,
+    draw_classes,
+    draw_grid,
+    grid_report,
+    grid_table,
+    markdown,
+    shown_lines,
+)
+from caaseg.reproduce.runner import finished_grid
 from caaseg.reproduce.tables import TABLES
 
 
@@ -58,11 +78,16 @@ def test_the_report_shows_scores_differences_and_claims() -> None:
     assert cells["Other (quoted by the paper, not run here)"][:2] == ["", "61.50"]
     assert "- 5 cells are not finished; run the same command to resume." in page
     assert "- [1] The paper does not state the stride.\n" in page
-    assert "- Shown: better is higher than axial (3 of 3 seeds); worse is lower than axial (3 of 3 seeds).\n" in page
     assert (
-        "- Not shown: unclear against axial (3 of 3 seeds, interval contains zero); unfinished against axial (1 of 3 "
-        "seeds, no interval); none against axial (0 of 3 seeds).\n"
+        "- Single scale. Shown: better is higher than axial (+1.03 points, interval [+0.89, +1.18], 3 seeds); worse is "
+        "lower than axial (-1.03 points, interval [-1.18, -0.89], 3 seeds).\n"
     ) in page
+    assert "- Single scale. No difference shown: unclear against axial (+2.67 points, interval [" in page
+    assert (
+        "- Single scale. Not compared: unfinished against axial (1 seed, no interval); none against axial (0 seeds, no "
+        "interval).\n"
+    ) in page
+    assert "Intervals of mean IoU are corrected for 3 comparisons" in page
     assert [found["difference"] and found["difference"]["shown"] for found in as_json(report)["lines"]] == [
         None,
         "higher",
@@ -94,3 +119,78 @@ def test_a_row_has_the_backbone_of_the_paper_in_its_label_only_with_its_own_reci
     assert row.title(own_recipe=True) == "CAA, CAR, auxiliary loss, ConvNeXt-L + JPU, Adam"
     assert row.title(own_recipe=False) == "CAA, CAR, auxiliary loss"
     assert TABLES["heads"].rows[0].title(own_recipe=False) == "FCN"
+
+
+def write_cells(grid: Grid, scores: dict[tuple[str, int], list[float | None]]) -> None:
+    """Write cells with one IoU per class; a, b and c come first, in an order that differs between rows."""
+    for (row, seed), values in scores.items():
+        cell = grid.by_row[row, seed]
+        names = dict(zip("abc", values, strict=True))
+        iou = dict(reversed(names.items())) if row == "caa" else names
+        known = [value for value in values if value is not None]
+        score = {"split": "val", "scales": [1.0], "flip": False, "mean_iou": sum(known) / len(known), "iou": iou}
+        record = {"recipe": cell.recipe.as_dict(), "parameters": 1, "peak_gpu_bytes": None, "images_per_second": None}
+        grid.file(cell).parent.mkdir(parents=True, exist_ok=True)
+        grid.file(cell).write_text(json.dumps({**record, "hardware": {"device": "a CPU"}, "scores": [score]}))
+
+
+def test_rows_have_their_own_seeds_pairs_are_common_seeds_and_classes_are_matched_by_name(tmp_path: Path) -> None:
+    grid = plan_grid("heads", tmp_path, dataset="scenes", seeds=5)
+    axial: dict[int, list[float | None]] = {seed: [0.1 + 0.01 * seed, 0.5, 0.9] for seed in range(5)}
+    caa: dict[int, list[float | None]] = {1: [0.2111, 0.5, 0.7], 2: [0.2212, 0.51, None], 4: [0.2413, 0.49, 0.72]}
+    fcn: dict[int, list[float | None]] = {0: [0.1, 0.2, 0.3]}
+    write_cells(
+        grid, {(r, s): v for r, found in (("axial", axial), ("caa", caa), ("fcn", fcn)) for s, v in found.items()}
+    )
+    assert stored_seeds(tmp_path) == 5
+    report = grid_report(finished_grid(grid))
+    rows = {row.row: row for row in report.rows}
+    assert list(rows) == ["fcn", "axial", "caa"]
+    assert {name: row.seeds for name, row in rows.items()} == {"fcn": (0,), "axial": (0, 1, 2, 3, 4), "caa": (1, 2, 4)}
+    assert (report.comparisons, report.class_comparisons, report.missing) == (1, 3, 0)
+    common = [rows["axial"].scores[seed] for seed in (1, 2, 4)]
+    interval = stats.ttest_rel(rows["caa"].finished, common).confidence_interval()
+    difference = rows["caa"].difference
+    assert difference is not None
+    assert (difference.low, difference.high, difference.pairs) == pytest.approx((interval.low, interval.high, 3))
+    classes = rows["caa"].classes
+    assert {name: found.pairs for name, found in classes.items()} == {"a": 3, "b": 3, "c": 2}
+    for name, ours, theirs in (("a", [0.2111, 0.2212, 0.2413], [0.11, 0.12, 0.14]), ("c", [0.7, 0.72], [0.9, 0.9])):
+        expected = stats.ttest_rel(ours, theirs).confidence_interval(1 - 0.05 / 3)
+        assert (classes[name].low, classes[name].high) == pytest.approx((expected.low, expected.high))
+    assert [found.claim for found in (classes["a"], classes["b"])] == ["higher", "no difference shown"]
+    assert "caa, a (single scale) is higher than axial" in "\n".join(shown_lines(report))
+    page = markdown(report)
+    [line] = [line for line in page.splitlines() if line.startswith("| caa to axial |")]
+    header = next(line for line in page.splitlines() if line.startswith("| row |") and "ours" not in line)
+    cells = dict(zip(header.split(" | "), line.split(" | "), strict=True))
+    assert cells["a"].startswith("**+10.12 [")
+    assert as_json(report)["lines"][2]["classes"]["a"]["shown"] == "higher"
+    panels = [panel for panel in draw_classes(report).axes if panel.get_visible()]
+    assert [panel.get_title() for panel in panels] == [
+        "FCN\nagainst axial",
+        "channelized axial attention\nagainst axial",
+    ]
+
+
+def test_a_report_without_training_needs_finished_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "reproduce",
+        "heads",
+        "--dataset",
+        "scenes",
+        "--report-only",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    assert main(arguments) == 2
+    assert "has no finished cell of this table; leave out --report-only" in capsys.readouterr().err
+    grid = plan_grid("heads", tmp_path, dataset="scenes", seeds=2)
+    write_cells(grid, {(row, seed): [0.1, 0.2, 0.3 + seed / 10] for row in ("axial", "caa") for seed in (0, 1)})
+    assert main(arguments) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("cells", "heads.md", "heads.json", "heads.png", "heads-classes.png")
+    }
+    assert "caa against axial (+0.00 points" in capsys.readouterr().out

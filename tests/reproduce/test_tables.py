@@ -54,7 +54,9 @@ def test_rows_have_unique_names_and_existing_baselines(name: str) -> None:
     assert len(rows) == len(TABLES[name].rows)
     for row in rows.values():
         assert row.baseline is None or rows[row.baseline].dataset == row.dataset
-        assert row.paper or name in ("heads", "result_figure", *MMSEG) or row.name == "caa_gate5x128_relu"
+        assert (
+            row.paper or name in ("heads", "camvid_ideas", "result_figure", *MMSEG) or row.name == "caa_gate5x128_relu"
+        )
     assert any(row.baseline for row in rows.values())
 
 
@@ -115,7 +117,12 @@ def test_rows_of_the_result_figure_are_those_of_the_tables_by_name() -> None:
 
 
 def test_rows_that_the_paper_leaves_open_have_a_note() -> None:
-    noted = {f"{name}/{row.name}": row.note for name, table in TABLES.items() for row in table.rows if row.note}
+    noted = {
+        f"{name}/{row.name}": row.note
+        for name, table in TABLES.items()
+        for row in table.rows
+        if row.note and name != "heads"
+    }
     for row in ("caa_convnext_large", "caa_car_convnext_large", "caa_dinov2_base"):
         assert "and no settings: ours are" in noted.pop(f"ade20k/{row}_160k")
     assert "trained at stride 8 or 16" in noted.pop("table5/caa_efficientnet_b7_s8")
@@ -135,9 +142,10 @@ def test_a_row_on_another_dataset_changes_only_the_values_that_the_table_studies
     base = load_recipe("scenes/caa_resnet18")
     for row in grid.rows:
         recipe = grid.by_row[row.name, 0].recipe
-        changed = {key for key in vars(base.model) if getattr(base.model, key) != getattr(recipe.model, key)}
-        assert changed <= set(row.model)
-        assert (recipe.data, recipe.optimizer, recipe.steps) == (base.data, base.optimizer, base.steps)
+        assert set(base.differences(recipe)) <= {
+            *(f"model.{key}" for key in row.model),
+            *(option[2:].partition("=")[0] for option in row.options),
+        }
 
 
 LARGE_BACKBONES = ("table5", "appendix")
@@ -154,5 +162,48 @@ def test_every_row_builds_its_model_on_another_dataset(name: str, tmp_path: Path
         assert model.config.head == cell.recipe.model.head
 
 
+def test_each_idea_changes_only_its_own_settings_of_the_recipe(tmp_path: Path) -> None:
+    grid = plan_grid("camvid_ideas", tmp_path, recipe="camvid/caa_resnet18_long", seeds=2)
+    base, short = load_recipe("camvid/caa_resnet18_long"), load_recipe("camvid/caa_resnet18")
+    assert grid.by_row["base", 0].recipe == base
+    assert len(grid.cells) == 2 * len(grid.rows)  # no two rows have the same recipe
+    for row in grid.rows[1:]:
+        options = [option[2:].partition("=")[0] for option in row.options]
+        changed = set(base.differences(grid.by_row[row.name, 0].recipe))
+        assert changed
+        assert changed <= {*(f"model.{key}" for key in row.model), *options}
+    colors = grid.by_row["color_changes", 0].recipe.data
+    assert short.data.replace(cache="device") == colors
+
+
+OWN_LOSSES = {"danet": "danet_branches", "ocr": "ocr_branches", "encnet": "encnet_presence"}
+
+
 def test_the_table_of_heads_has_every_head() -> None:
-    assert [row.name for row in TABLES["heads"].rows] == list(HEAD_NAMES)
+    assert [row.name for row in TABLES["heads"].rows] == [*HEAD_NAMES, "caa_car", *OWN_LOSSES.values()]
+
+
+def test_all_heads_have_the_same_supervision_and_rows_with_losses_of_their_own_are_separate(tmp_path: Path) -> None:
+    """A head has further supervision if one of its outputs beside the prediction trains weights of its features."""
+    grid = plan_grid("heads", tmp_path, dataset="scenes", overrides=["--model.channels=16", "--model.key_channels=8"])
+    images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    for row in grid.rows:
+        recipe = grid.by_row[row.name, 0].recipe
+        if recipe.model.car:
+            assert (row.name, row.baseline) == ("caa_car", "caa")
+            continue
+        config = {key: value for key, value in vars(recipe.model).items() if key in Architecture.model_fields}
+        model = Segmenter(ModelConfig(**config, num_classes=3))
+        prediction = model.coarse(images)
+        losses = [recipe.loss.branch_weight * logits.square().sum() for logits in prediction.branches.values()]
+        if prediction.presence is not None:
+            losses.append(recipe.loss.presence_weight * prediction.presence.square().sum())
+        weights = list(model.backbone.parameters())
+        gradients = [
+            gradient
+            for loss in losses
+            if loss.requires_grad
+            for gradient in torch.autograd.grad(loss, weights, retain_graph=True, allow_unused=True)
+        ]
+        further = any(gradient is not None and bool(gradient.any()) for gradient in gradients)
+        assert further == (row.name in OWN_LOSSES.values()), row.name

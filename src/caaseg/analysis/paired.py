@@ -1,4 +1,4 @@
-"""Paired differences of scores over seeds, with Student's t confidence intervals."""
+"""Paired differences of scores over seeds, with Student's t confidence intervals, corrected for several comparisons."""
 
 import math
 from collections.abc import Sequence
@@ -27,16 +27,18 @@ class Difference(NamedTuple):
 
 
 def paired_difference(
-    scores: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE
+    scores: Sequence[float], baseline: Sequence[float], confidence: float = CONFIDENCE, *, comparisons: int = 1
 ) -> Difference | None:
     """Return the mean difference of scores to a baseline, paired by seed, or None without pairs.
 
-    The interval assumes normally distributed differences and independent seeds.
+    The interval assumes normally distributed differences and independent seeds. With several comparisons it is
+    Bonferroni's: all intervals together contain the true differences with probability `confidence` or more.
 
     Args:
         scores: one score per seed.
         baseline: scores of the baseline for the same seeds, in the same order.
-        confidence: confidence level of the interval.
+        confidence: confidence level of the interval, or of all intervals together.
+        comparisons: number of comparisons that the interval is corrected for.
     """
     differences = [ours - theirs for ours, theirs in zip(scores, baseline, strict=True)]
     pairs = len(differences)
@@ -45,7 +47,7 @@ def paired_difference(
     mean = fmean(differences)
     if pairs == 1:
         return Difference(mean, None, None, 1)
-    half = t_quantile(confidence, pairs - 1) * stdev(differences) / math.sqrt(pairs)
+    half = t_quantile(1 - (1 - confidence) / comparisons, pairs - 1) * stdev(differences) / math.sqrt(pairs)
     return Difference(mean, mean - half, mean + half, pairs)
 
 

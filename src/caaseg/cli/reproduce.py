@@ -24,6 +24,7 @@ def reproduce(
     scales: Scales = SCALES,
     limit_minutes: Positive | None = None,
     keep_runs: bool = True,
+    report_only: bool = False,
     device: Device = "auto",
     json: str | None = None,
     overrides: Overrides = (),
@@ -38,7 +39,7 @@ def reproduce(
             result figures; car compares heads without and with class-aware regularization; ade20k and voc2012 compare
             heads with ResNet-101 in the settings of mmsegmentation; heads compares all heads with one recipe; groups
             measures time and memory against the number of groups, without training.
-        out: directory for cells/, runs/, and the table as .md, .json and .png.
+        out: directory for cells/, runs/, the table as .md, .json and .png, and differences per class as -classes.png.
         dataset: train all rows on this dataset with one recipe, instead of on the paper's. If the table has several
             datasets and this is one of them, only its rows are run.
         root: directory of the dataset.
@@ -51,6 +52,7 @@ def reproduce(
         scales: scales of that evaluation; by default those of the authors' code.
         limit_minutes: do not start a cell that would not finish within this time, estimated from the finished ones.
         keep_runs: keep the runs of finished cells, with weights and checkpoints; false deletes them.
+        report_only: train nothing, and report the finished cells in OUT; rows may have different numbers of seeds.
         device: auto, cpu, cuda, cuda:N or mps; auto uses a GPU if there is one.
         json: file for the table's numbers; - is standard output.
         overrides: options of the recipe.
@@ -67,9 +69,9 @@ def reproduce(
         return _groups(out, device, json)
 
     from caaseg.benchmarks.provenance import provenance
-    from caaseg.reproduce.grid import plan_grid
-    from caaseg.reproduce.report import as_json, grid_table, report_lines, write_grid_report
-    from caaseg.reproduce.runner import run_grid
+    from caaseg.reproduce.grid import plan_grid, stored_seeds
+    from caaseg.reproduce.report import as_json, grid_table, report_lines, shown_lines, write_grid_report
+    from caaseg.reproduce.runner import GridStatus, finished_grid, run_grid
 
     grid = plan_grid(
         table,
@@ -78,7 +80,7 @@ def reproduce(
         recipe=recipe,
         root=root,
         rows=rows,
-        seeds=seeds,
+        seeds=seeds or (stored_seeds(out) if report_only else None),
         split=split,
         multi_scale=multi_scale,
         scales=scales,
@@ -86,19 +88,22 @@ def reproduce(
     )
     torch_device, console = device_of(device), console_for(json)
     origin = provenance(torch_device, COMMAND_LINE)
-    with training_progress(console) as show:
-        ended = run_grid(
-            grid,
-            device=torch_device,
-            origin=origin,
-            keep_runs=keep_runs,
-            limit_s=None if limit_minutes is None else 60 * limit_minutes,
-            log=lambda line: console.print(line, soft_wrap=True, highlight=False),
-            progress=partial(show, "training"),
-        )
+    if report_only:
+        grid, ended = finished_grid(grid), GridStatus(0, None, False)
+    else:
+        with training_progress(console) as show:
+            ended = run_grid(
+                grid,
+                device=torch_device,
+                origin=origin,
+                keep_runs=keep_runs,
+                limit_s=None if limit_minutes is None else 60 * limit_minutes,
+                log=lambda line: console.print(line, soft_wrap=True, highlight=False),
+                progress=partial(show, "training"),
+            )
     made = write_grid_report(grid, origin)
     console.print(grid_table(made))
-    for line in report_lines(made):
+    for line in [*shown_lines(made), *report_lines(made)]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(f"table: {out / table}.md, .json, .png", soft_wrap=True, highlight=False)
     if json is not None:

@@ -60,6 +60,10 @@ class Grid:
     overrides: tuple[str, ...]
     """Command-line options that override values of the recipe."""
 
+    def seeds_of(self, row: Row) -> list[int]:
+        """Return the seeds of a row in ascending order; rows may have different numbers of seeds."""
+        return sorted(seed for name, seed in self.by_row if name == row.name)
+
     def file(self, cell: Cell) -> Path:
         """Return the path of the results of a cell."""
         return self.directory / "cells" / f"{cell.name}.json"
@@ -148,6 +152,13 @@ def plan_grid(
     )
 
 
+def stored_seeds(directory: Path) -> int | None:
+    """Return the number of seeds, numbered from 0, that include those of all stored cells; None without cells."""
+    stems = [path.stem for path in (directory / "cells").glob("*-seed*.json")]
+    found = [int(seed) for seed in (stem.rpartition("-seed")[2] for stem in stems) if seed.isdecimal()]
+    return max(found) + 1 if found else None
+
+
 def _base(dataset: str | None) -> str:
     assert dataset is not None
     find(dataset)
@@ -159,13 +170,13 @@ def _base(dataset: str | None) -> str:
 def _recipe(table: str, row: Row, base: str | None, options: Sequence[str]) -> Recipe:
     if base is None:
         return load_recipe(f"{table}/{row.name}", options)
-    return load_recipe(base, [*options_of(row.model), *options])
+    return load_recipe(base, [*options_of(row.model), *row.options, *options])
 
 
 def _own_heads(names: Sequence[str]) -> dict[str, Row]:
     """Return the rows of heads that are not built in, by file.py:Class."""
     rows: dict[str, Row] = {}
-    taken = set(HEADS)
+    taken = {*HEADS, *(row.name for row in TABLES["heads"].rows)}
     for head in (name for name in names if ":" in name and name not in rows):
         name = resolve_head(head).__name__
         if name in taken:

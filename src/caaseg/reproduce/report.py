@@ -1,8 +1,8 @@
 """Report of a grid: the finished cells next to the paper's numbers, as table, Markdown, JSON and figure."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, median, stdev
 from typing import Any
 
@@ -13,17 +13,21 @@ from rich.text import Text
 from caaseg.analysis.paired import CONFIDENCE, Difference, paired_difference
 from caaseg.data.catalogue import find
 from caaseg.files import atomic_write
-from caaseg.reports.figures import COLORS, save
+from caaseg.reports.figures import COLORS, MARKERS, save
 from caaseg.reproduce.grid import EvaluationProtocol, Grid
 from caaseg.reproduce.runner import read_cell, score_of
 from caaseg.reproduce.tables import TABLES, Row
 
 METHOD = (
-    "Ours: mean over seeds ± sample standard deviation, in %. Differences are paired by seed, in points, with their "
-    f"{CONFIDENCE:.0%} confidence interval (Student's t). No difference is claimed if the interval contains zero, or "
-    f"with one seed. Of {1 / (1 - CONFIDENCE):.0f} rows equal to their baselines, one is expected to show a difference "
-    "by chance."
+    "Ours: mean over seeds ± sample standard deviation, in %. Differences are paired over the seeds that both rows "
+    f"have, in points, with confidence intervals (Student's t) of {CONFIDENCE:.0%} together: with m intervals in a "
+    f"table, each has the confidence 1 - {1 - CONFIDENCE:.2f} / m (Bonferroni), so that the chance of any false claim "
+    f"in the table is at most {1 - CONFIDENCE:.0%}. A difference is claimed only if its printed interval does not "
+    "contain zero. One seed gives no interval."
 )
+
+MAX_CLASSES = 60
+"""With more classes, differences per class are in the JSON file only."""
 
 Record = dict[str, Any]
 """The content of a cell file."""
@@ -73,7 +77,7 @@ class ReportRow:
     baseline: str | None
     """Name of the row that this row is compared with."""
     difference: Difference | None
-    """Difference to the baseline, -1 to 1."""
+    """Difference to the baseline, -1 to 1; its interval is corrected for all comparisons of the report."""
     cost: Cost | None
     relative_time: float | None
     """Training time per image relative to the baseline on the same hardware."""
@@ -82,6 +86,10 @@ class ReportRow:
     """Where the paper's number is published, if not in the paper."""
     note: str | None = None
     """Detail of the row that the paper does not state."""
+    seeds: tuple[int, ...] = ()
+    """The seeds of `scores`."""
+    classes: Mapping[str, Difference] = field(default_factory=dict)
+    """Differences of the IoU of each class to the baseline, corrected for all comparisons of classes."""
 
     @property
     def finished(self) -> list[float]:
@@ -122,6 +130,20 @@ class GridReport:
         return list(dict.fromkeys(row.protocol for row in self.rows))
 
     @property
+    def comparisons(self) -> int:
+        """Number of intervals of mean IoU, for which each of them is corrected."""
+        return sum(row.difference is not None and row.difference.low is not None for row in self.rows)
+
+    @property
+    def class_comparisons(self) -> int:
+        """Number of intervals of classes, for which each of them is corrected."""
+        return sum(found.low is not None for row in self.rows for found in row.classes.values())
+
+    @property
+    def class_names(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.classes))
+
+    @property
     def row_notes(self) -> list[str]:
         """The notes of single rows, in their order."""
         return list(dict.fromkeys(row.note for row in self.rows if row.note is not None))
@@ -148,7 +170,7 @@ def grid_report(grid: Grid) -> GridReport:
     return GridReport(
         title=table.title,
         notes=(*notes, *table.notes),
-        rows=tuple(report_row for row in grid.rows for report_row in _report_rows(grid, row, records)),
+        rows=_report_rows(grid, records),
         quoted=tuple((f"{find(q.dataset).title}: {q.method}", q.mean, q.source) for q in quoted),
         same_data=grid.recipe is None or datasets == paper_datasets,
         missing=sum(not grid.file(cell).is_file() for cell in grid.cells),
@@ -156,38 +178,85 @@ def grid_report(grid: Grid) -> GridReport:
     )
 
 
-def _report_rows(grid: Grid, row: Row, records: Mapping[tuple[str, int], Record | None]) -> Iterator[ReportRow]:
-    """Yield one report row per scoring protocol."""
+Pairs = tuple[list[float], list[float]]
+"""Scores of a row and of its baseline for the same seeds."""
 
-    def records_of(of: Row) -> list[Record | None]:
-        return [records[of.name, seed] for seed in range(grid.seeds)]
 
-    def scores(of: Row, protocol: EvaluationProtocol) -> list[float | None]:
-        found = [None if record is None else score_of(record, protocol) for record in records_of(of)]
-        return [None if score is None else score["mean_iou"] for score in found]
+def _report_rows(grid: Grid, records: Mapping[tuple[str, int], Record | None]) -> tuple[ReportRow, ...]:
+    """Return one report row per row and scoring protocol, with intervals corrected for the number of comparisons."""
+    rows = {row.name: row for row in grid.rows}
+    keys = [(row, protocol) for row in grid.rows for protocol in _protocols(grid, row)]
+    scores = {(row.name, protocol): _scores(grid, row, protocol, records) for row, protocol in keys}
+    means, classes = dict[Any, Pairs](), dict[Any, dict[str, Pairs]]()
+    for row, protocol in keys:
+        ours, theirs = scores[row.name, protocol], scores.get((row.baseline or "", protocol), {})
+        common = [seed for seed in ours if seed in theirs]
+        means[row.name, protocol] = (
+            [ours[seed]["mean_iou"] for seed in common],
+            [theirs[seed]["mean_iou"] for seed in common],
+        )
+        names = dict.fromkeys(name for seed in common for name in ours[seed]["iou"])
+        paired = {name: [(ours[s]["iou"].get(name), theirs[s]["iou"].get(name)) for s in common] for name in names}
+        known = {name: [(a, b) for a, b in pairs if a is not None and b is not None] for name, pairs in paired.items()}
+        classes[row.name, protocol] = {
+            name: ([a for a, _ in pairs], [b for _, b in pairs]) for name, pairs in known.items() if pairs
+        }
+    number = _intervals(means.values())
+    class_number = _intervals(pairs for found in classes.values() for pairs in found.values())
 
-    baseline = next((other for other in grid.rows if other.name == row.baseline), None)
-    cost = Cost.of(records_of(row))
-    for protocol in grid.by_row[row.name, 0].protocols:
-        ours = scores(row, protocol)
-        theirs = [] if baseline is None else scores(baseline, protocol)
-        pairs = [(a, b) for a, b in zip(ours, theirs, strict=False) if a is not None and b is not None]
+    def report_row(row: Row, protocol: EvaluationProtocol) -> ReportRow:
+        ours, seeds = scores[row.name, protocol], grid.seeds_of(row)
+        baseline = rows.get(row.baseline or "")
+        of_row = [records[row.name, seed] for seed in seeds]
+        of_baseline = [] if baseline is None else [records[baseline.name, seed] for seed in grid.seeds_of(baseline)]
+        cost = Cost.of(of_row)
         paper = row.paper.get("multi" if protocol.flip else "single")
-        yield ReportRow(
+        by_class: dict[str, Difference] = {}
+        for name, pairs in classes[row.name, protocol].items():
+            difference = paired_difference(*pairs, comparisons=class_number)
+            assert difference is not None
+            by_class[name] = difference
+        return ReportRow(
             row=row.name,
             label=row.title(own_recipe=grid.recipe is None),
             protocol=protocol.label,
-            scores=tuple(ours),
+            scores=tuple(ours[seed]["mean_iou"] if seed in ours else None for seed in seeds),
             paper=None if paper is None else paper.mean,
             paper_std=None if paper is None else paper.std,
             baseline=None if baseline is None else baseline.name,
-            difference=paired_difference([a for a, _ in pairs], [b for _, b in pairs]),
+            difference=paired_difference(*means[row.name, protocol], comparisons=number),
             cost=cost,
-            relative_time=None if baseline is None else _relative_time(cost, Cost.of(records_of(baseline))),
-            parameters=next((record["parameters"] for record in records_of(row) if record), None),
+            relative_time=_relative_time(cost, Cost.of(of_baseline)),
+            parameters=next((record["parameters"] for record in of_row if record), None),
             source=row.source,
             note=row.note,
+            seeds=tuple(seeds),
+            classes=by_class,
         )
+
+    return tuple(report_row(row, protocol) for row, protocol in keys)
+
+
+def _protocols(grid: Grid, row: Row) -> tuple[EvaluationProtocol, ...]:
+    return grid.by_row[row.name, grid.seeds_of(row)[0]].protocols
+
+
+def _scores(
+    grid: Grid, row: Row, protocol: EvaluationProtocol, records: Mapping[tuple[str, int], Record | None]
+) -> dict[int, dict[str, Any]]:
+    """Return the scores of the finished cells of a row by seed."""
+    found: dict[int, dict[str, Any]] = {}
+    for seed in grid.seeds_of(row):
+        record = records[row.name, seed]
+        score = None if record is None else score_of(record, protocol)
+        if score is not None:
+            found[seed] = score
+    return found
+
+
+def _intervals(pairs: Iterable[Pairs]) -> int:
+    """Return the number of comparisons with an interval, at least 1."""
+    return max(sum(len(ours) > 1 for ours, _ in pairs), 1)
 
 
 def _relative_time(cost: Cost | None, reference: Cost | None) -> float | None:
@@ -221,7 +290,7 @@ def _notes(grid: Grid, datasets: set[str], paper_datasets: set[str]) -> Iterator
         )
     shared: dict[str, list[str]] = {}
     for row in grid.rows:
-        shared.setdefault(grid.by_row[row.name, 0].row, []).append(row.name)
+        shared.setdefault(grid.by_row[row.name, grid.seeds_of(row)[0]].row, []).append(row.name)
     for names in shared.values():
         if len(names) > 1:
             yield f"These rows are the same network here, trained once per seed: {', '.join(names)}."
@@ -238,6 +307,8 @@ def write_grid_report(grid: Grid, origin: Mapping[str, Any]) -> GridReport:
             json.dumps({**origin, "table": grid.name, **as_json(report)}, indent=1) + "\n", encoding="utf-8"
         )
     save(draw_grid(report), path.with_suffix(".png"))
+    if 0 < len(report.class_names) <= MAX_CLASSES:
+        save(draw_classes(report), path.with_name(f"{grid.name}-classes.png"))
     return report
 
 
@@ -262,21 +333,46 @@ def grid_table(report: GridReport) -> Table:
 
 
 def shown_lines(report: GridReport) -> list[str]:
-    """Return which differences the finished cells show, and which they do not, each with its number of seeds."""
-    shown, not_shown = [], []
-    for row in report.rows:
-        if row.baseline is None:
-            continue
-        name = f"{row.row}, {row.protocol}" if len(report.protocols) > 1 else row.row
-        pairs, seeds = 0 if row.difference is None else row.difference.pairs, len(row.scores)
-        finished = f"{pairs} of {seeds} seeds"
-        if row.difference is not None and row.difference.claim != "no difference shown":
-            shown.append(f"{name} is {row.difference.claim} than {row.baseline} ({finished})")
-        else:
-            reason = "" if pairs == 0 else ", no interval" if pairs == 1 else ", interval contains zero"
-            not_shown.append(f"{name} against {row.baseline} ({finished}{reason})")
-    lines = {"Shown": shown, "Not shown": not_shown}
-    return [f"{title}: {'; '.join(found)}." for title, found in lines.items() if found]
+    """Return one sentence per protocol with the differences that are shown, and one with those that are not."""
+    lines = []
+    for protocol in report.protocols:
+        found: dict[str, list[str]] = {"Shown": [], "No difference shown": [], "Not compared": []}
+        for row in report.rows:
+            if row.baseline is None or row.protocol != protocol:
+                continue
+            pairs = 0 if row.difference is None else row.difference.pairs
+            seeds = f"{pairs} {'seed' if pairs == 1 else 'seeds'}"
+            if row.difference is None or row.difference.low is None:
+                found["Not compared"].append(f"{row.row} against {row.baseline} ({seeds}, no interval)")
+                continue
+            claim = row.difference.claim
+            numbers = f"({100 * row.difference.mean:+.2f} points, interval {_interval(row.difference)}, {seeds})"
+            if claim == "no difference shown":
+                found["No difference shown"].append(f"{row.row} against {row.baseline} {numbers}")
+            else:
+                found["Shown"].append(f"{row.row} is {claim} than {row.baseline} {numbers}")
+        if not found["Shown"] and found["No difference shown"]:
+            found["Shown"] = ["nothing"]
+        title = protocol[0].upper() + protocol[1:]
+        lines += [f"{title}. {kind}: {'; '.join(names)}." for kind, names in found.items() if names]
+    if report.class_comparisons:
+        claims = [
+            f"{row.row}, {name} ({row.protocol}) is {difference.claim} than {row.baseline}"
+            for row in report.rows
+            for name, difference in row.classes.items()
+            if difference.claim != "no difference shown"
+        ]
+        lines.append(f"Classes. Shown: {'; '.join(claims) if claims else 'nothing'}.")
+    if report.comparisons:
+        lines.append(
+            f"Intervals of mean IoU are corrected for {_count(report.comparisons)}, intervals of classes for "
+            f"{_count(report.class_comparisons)}."
+        )
+    return lines
+
+
+def _count(comparisons: int) -> str:
+    return f"{comparisons} comparison{'' if comparisons == 1 else 's'}"
 
 
 def report_lines(report: GridReport) -> list[str]:
@@ -289,7 +385,7 @@ def report_lines(report: GridReport) -> list[str]:
     notes = [f"[{number}] {note}" for number, note in enumerate(report.row_notes, start=1)]
     sources = dict.fromkeys(f"{row.row} {row.source}" for row in report.rows if row.source is not None)
     cited = [f"Sources: {'; '.join(sources)}."] if sources else []
-    return [*missing, *shown_lines(report), *notes, METHOD, *protocol, times, *cited, *report.notes]
+    return [*missing, *notes, METHOD, *protocol, times, *cited, *report.notes]
 
 
 def markdown(report: GridReport) -> str:
@@ -303,9 +399,36 @@ def markdown(report: GridReport) -> str:
     for method, number, source in report.quoted:
         quoted = [f"{method} ({source}, not run here)", "", f"{number:.2f}"]
         rows.append(quoted + [""] * (len(headings) - len(quoted)))
-    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+    table = _markdown_table(rows)
     notes = "\n".join(f"- {line}" for line in report_lines(report))
-    return f"# {report.title}\n\n{table}\n\n{notes}\n"
+    shown = "\n".join(f"- {line}" for line in shown_lines(report))
+    shown = f"## What is shown\n\n{shown}\n\n" if shown else ""
+    return f"# {report.title}\n\n{table}\n\n{shown}{_class_tables(report)}## Notes\n\n{notes}\n"
+
+
+def _class_tables(report: GridReport) -> str:
+    """Return the differences per class in Markdown, one table per protocol."""
+    names = report.class_names
+    if not 0 < len(names) <= MAX_CLASSES:
+        return ""
+    text = "## Differences of IoU per class\n\n"
+    for protocol in report.protocols:
+        rows = [["row", *names], [":---", *["---:"] * len(names)]]
+        for row in report.rows:
+            if row.protocol == protocol and row.classes:
+                found = [row.classes.get(name) for name in names]
+                rows.append([f"{row.row} to {row.baseline}", *("" if d is None else _class_cell(d) for d in found)])
+        text += f"{protocol[0].upper() + protocol[1:]}, in points; bold: shown.\n\n{_markdown_table(rows)}\n\n"
+    return text
+
+
+def _class_cell(difference: Difference) -> str:
+    text = f"{100 * difference.mean:+.2f} {_interval(difference)}"
+    return text if difference.claim == "no difference shown" else f"**{text}**"
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
 
 
 def as_json(report: GridReport) -> dict[str, Any]:
@@ -316,11 +439,15 @@ def as_json(report: GridReport) -> dict[str, Any]:
         record |= {"mean": row.mean, "std": row.std}
         if row.difference is not None:
             record["difference"] = {**row.difference._asdict(), "shown": row.difference.claim}
+        record["classes"] = {name: {**d._asdict(), "shown": d.claim} for name, d in row.classes.items()}
         if row.cost is not None and not report.on_gpu:
             del record["cost"]["images_per_second"]
         lines.append(record)
     return {
         "title": report.title,
+        "shown": shown_lines(report),
+        "comparisons": report.comparisons,
+        "class_comparisons": report.class_comparisons,
         "notes": report_lines(report),
         "missing_cells": report.missing,
         "lines": lines,
@@ -368,6 +495,60 @@ def draw_grid(report: GridReport) -> Figure:
     return figure
 
 
+def draw_classes(report: GridReport) -> Figure:
+    """Draw the differences of IoU per class to the baseline, one panel per row.
+
+    Filled markers are differences that are shown. Intervals that are much wider than the differences leave the panel.
+    """
+    names = report.class_names
+    labels = {row.row: f"{row.label}\nagainst {row.baseline}" for row in report.rows if row.classes}
+    columns = min(4, len(labels))
+    lines = -(-len(labels) // columns)
+    size = (2.2 + 2.7 * columns, 1.2 + lines * (0.7 + 0.26 * len(names)))
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    panels = dict(zip(labels, axes.flat, strict=False))
+    largest = max(abs(difference.mean) for row in report.rows for difference in row.classes.values())
+    limit = max(300 * largest, 0.1)
+    colors = {protocol: COLORS[k % len(COLORS)] for k, protocol in enumerate(report.protocols)}
+    markers = {protocol: MARKERS[k % len(MARKERS)] for k, protocol in enumerate(report.protocols)}
+    for row in (row for row in report.rows if row.classes):
+        color, panel = colors[row.protocol], panels[row.row]
+        offset = report.protocols.index(row.protocol) - (len(report.protocols) - 1) / 2
+        for name, difference in row.classes.items():
+            y = names.index(name) + 0.5 * offset / len(report.protocols)
+            if difference.low is not None and difference.high is not None:
+                panel.plot([100 * difference.low, 100 * difference.high], [y, y], color=color, linewidth=1.2, alpha=0.6)
+            face = "white" if difference.claim == "no difference shown" else color
+            marker = markers[row.protocol]
+            panel.plot(100 * difference.mean, y, marker, color=color, markerfacecolor=face, markersize=5)
+    for panel in axes.flat[len(labels) :]:
+        panel.set_visible(False)
+    for name, panel in panels.items():
+        panel.set_title(labels[name], fontsize=9)
+        panel.set_xlabel("difference of IoU, points", fontsize=8)
+        panel.axvline(0, color="#555555", linewidth=0.8)
+        panel.set_xlim(-limit, limit)
+        panel.set_yticks(range(len(names)), names, fontsize=8)
+        panel.set_ylim(len(names) - 0.5, -0.5)
+        panel.grid(alpha=0.25, axis="x")
+        panel.tick_params(axis="y", length=0)
+        panel.tick_params(axis="x", labelsize=8, labelbottom=True)
+        panel.spines[["top", "right"]].set_visible(False)
+    blank = axes.flat[0]
+    handles = [
+        blank.plot([], [], color=color, marker=markers[name], markerfacecolor="white", label=name)[0]
+        for name, color in colors.items()
+    ]
+    handles.append(blank.plot([], [], "o", color="#555555", label="filled: difference shown")[0])
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    figure.suptitle(
+        f"{report.title}: differences per class, intervals corrected for {_count(report.class_comparisons)}",
+        fontsize=10,
+    )
+    return figure
+
+
 def _ours(row: ReportRow) -> str:
     if row.mean is None:
         return "not finished"
@@ -390,9 +571,14 @@ def _difference(row: ReportRow) -> tuple[str, str, str]:
         return "", "", ""
     if row.difference is None:
         return f"to {row.baseline}:", "not finished", ""
-    mean, low, high, _ = row.difference
-    interval = "no interval" if low is None or high is None else f"[{100 * low:+.2f}, {100 * high:+.2f}]"
-    return f"to {row.baseline}: {100 * mean:+.2f}", interval, row.difference.claim
+    mean = 100 * row.difference.mean
+    return f"to {row.baseline}: {mean:+.2f}", _interval(row.difference), row.difference.claim
+
+
+def _interval(difference: Difference) -> str:
+    if difference.low is None or difference.high is None:
+        return "no interval"
+    return f"[{100 * difference.low:+.2f}, {100 * difference.high:+.2f}]"
 
 
 def _cost_headings(report: GridReport) -> list[str]:

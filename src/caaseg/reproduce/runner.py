@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -110,6 +111,16 @@ def run_grid(
     except StopSignalError as stop:
         return status._replace(signal=stop.number)
     return status
+
+
+def finished_grid(grid: Grid) -> Grid:
+    """Return the finished cells of a grid, with the rows that have any. Raises if a cell has another recipe."""
+    cells = tuple(cell for cell in grid.cells if _is_finished(grid, cell))
+    if not cells:
+        raise CaasegError(f"{grid.directory / 'cells'} has no finished cell of this table; leave out --report-only")
+    by_row = {key: cell for key, cell in grid.by_row.items() if cell in cells}
+    rows = tuple(row for row in grid.rows if any(name == row.name for name, _ in by_row))
+    return replace(grid, rows=rows, cells=cells, by_row=by_row)
 
 
 def score_of(record: Mapping[str, Any], protocol: EvaluationProtocol) -> dict[str, Any] | None:

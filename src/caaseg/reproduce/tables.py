@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from caaseg.benchmarks.mmseg_settings import mmseg_settings
 from caaseg.models.heads import HEADS, resolve_head
+from caaseg.reproduce.ideas import IDEAS, NOTES
 from caaseg.reproduce.published import MMSEG_HEADS, NUMBERS, configuration
 
 TableName = Literal[
@@ -31,6 +32,7 @@ TableName = Literal[
     "voc2012",
     "heads",
     "groups",
+    "camvid_ideas",
 ]
 Protocol = Literal["single", "multi"]
 """Evaluation at a single scale, or multi-scale with flips."""
@@ -71,6 +73,8 @@ class Row:
     """The paper's dataset; None if the row is not in the paper."""
     model: Mapping[str, Any]
     """The setting that the table studies, as changes of the recipe's model, on any dataset."""
+    options: tuple[str, ...] = ()
+    """Further settings that the table studies, outside the model, as command-line options, on any dataset."""
     paper_model: Mapping[str, Any] = field(default_factory=dict)
     """Further changes of the base recipe on the paper's dataset."""
     paper_label: str | None = None
@@ -258,6 +262,47 @@ def _car(
         paper_label=paper_label,
         paper_base="pascal_context/fcn_resnet50_s8_car",
         paper_options=paper_options,
+    )
+
+
+OWN_LOSSES = {
+    "danet": ("danet_branches", "DANet with its branch losses", "--loss.branch_weight=0"),
+    "ocr": ("ocr_branches", "OCRNet with its loss of regions", "--loss.branch_weight=0"),
+    "encnet": ("encnet_presence", "EncNet with its presence loss", "--loss.presence_weight=0"),
+}
+"""Heads whose own losses train the network: name and label of the row with these losses, and option without them."""
+
+DETACHED = (
+    "The classifier of axial_se's channel branch is trained behind a stop-gradient. Its loss does not train the rest "
+    "of the network (but counts for clip_grad_norm), so it is not further supervision."
+)
+
+
+def _head(head: str) -> Row:
+    """A row of the table of heads, with the same supervision for every head."""
+    without = OWN_LOSSES.get(head)
+    note = DETACHED if head == "axial_se" else None
+    if without is not None:
+        note = f"Trained without the losses of its own ({without[2]}), like the other heads; {without[0]} has them."
+    return Row(
+        name=head,
+        label=None,
+        dataset=None,
+        model={"head": head},
+        options=() if without is None else (without[2],),
+        baseline=None if head == "axial" else "axial",
+        note=note,
+    )
+
+
+def _with_own_losses(head: str, name: str, label: str) -> Row:
+    return Row(
+        name=name,
+        label=label,
+        dataset=None,
+        model={"head": head},
+        baseline="axial",
+        note=f"{name} has more supervision than its baseline: a difference may come from its losses.",
     )
 
 
@@ -661,24 +706,48 @@ TABLES: dict[str, Table] = {
     ),
     "heads": Table(
         title="All heads under one recipe",
-        rows=tuple(
+        rows=(
+            *(_head(head) for head in HEADS),
             Row(
-                name=head,
-                label=None,
+                name="caa_car",
+                label="channelized axial attention, CAR",
                 dataset=None,
-                model={"head": head},
-                baseline=None if head == "axial" else "axial",
-            )
-            for head in HEADS
+                model={"head": "caa", "car": True},
+                baseline="caa",
+                note="CAR adds three losses on the features before the classifier, so the row is compared with caa.",
+            ),
+            *(_with_own_losses(head, name, label) for head, (name, label, _) in OWN_LOSSES.items()),
         ),
-        notes=("This is not a table of the paper: it trains every head with one recipe on one dataset.",),
+        notes=(
+            "This is not a table of the paper: it trains every head with one recipe on one dataset. All heads have the "
+            "same supervision: the loss of the prediction and, if the recipe has one, the auxiliary loss on the "
+            "backbone. Heads with further losses of their own have a second row with them.",
+        ),
+    ),
+    "camvid_ideas": Table(
+        title="CamVid from random weights: ideas for a better recipe",
+        rows=(
+            Row(name="base", label="none", dataset=None, model={"head": "caa"}),
+            *(
+                Row(
+                    name=idea.name,
+                    label=idea.label,
+                    dataset=None,
+                    model={"head": "caa", **idea.model},
+                    options=idea.options,
+                    baseline="base",
+                )
+                for idea in IDEAS
+            ),
+        ),
+        notes=NOTES,
     ),
 }
 
 ROWS = {
     f"{name}/{row.name}": (
         row.paper_base or BASES[row.dataset],
-        [*options_of({**row.model, **row.paper_model}), *row.paper_options],
+        [*options_of({**row.model, **row.paper_model}), *row.options, *row.paper_options],
     )
     for name, table in TABLES.items()
     for row in table.rows
