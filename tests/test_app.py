@@ -92,7 +92,7 @@ def test_the_app_opens_on_the_sample_photo_with_its_attribution_and_the_license_
     assert client.get(f"/api/photos/{about['photo']['id']}/view.jpg").status_code == 200
 
 
-def test_models_of_drawn_scenes_open_on_a_scene(open_app: Open) -> None:
+def test_models_of_synthetic_scenes_open_on_a_scene(open_app: Open) -> None:
     about = open_app(scenes_model()).get("/api/page").json()
     assert about["photo"]["name"] == "scene.png"
     assert about["attribution"].startswith("A synthetic scene")

@@ -161,7 +161,7 @@ def test_labels_have_the_source_values_on_request(model: Path, cwd: Path, capsys
 
 def test_results_follow_the_exif_rotation_of_the_image(model: Path, cwd: Path) -> None:
     turned = Image.Exif()
-    turned[0x0112] = 6  # to be turned clockwise
+    turned[0x0112] = 6  # the viewer must rotate it clockwise
     save(0, cwd / "turned.png", exif=turned)
     assert predict(model, "turned.png", "--out", "out", "--probabilities") == 0
     upright = np.ascontiguousarray(np.rot90(scene(0).permute(1, 2, 0).numpy(), k=-1))
@@ -183,7 +183,7 @@ def test_options_give_the_results_of_a_predictor_with_the_same_options(model: Pa
     scores = predictor.scores(read_image(Path("photos/y.jpg"))[None])[0]
     probabilities = scores.softmax(0) if average == "logits" else scores
     kept = np.load(cwd / "out/probabilities/y.npy")
-    np.testing.assert_allclose(kept, probabilities.permute(1, 2, 0), atol=0.02)  # batches of another size round so
+    np.testing.assert_allclose(kept, probabilities.permute(1, 2, 0), atol=0.02)  # other batch sizes round differently
     assert (values(cwd / "out/labels/y.png") == scores.argmax(0).numpy()).mean() > 0.98
 
 
@@ -194,7 +194,7 @@ def test_windows_are_blended_and_compared_with_a_shifted_grid(
     assert predict(model, *arguments) == 0
     expected = Predictor(load_model(model), window=(48, 33))(cwd / "photos/y.jpg")
     found = values(cwd / "out/labels/y.png")
-    assert (found == expected).mean() > 0.999  # but for rounding
+    assert (found == expected).mean() > 0.999  # up to rounding
     (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
     share = picture["grid_disagreement"]
     assert 0 < share < 1
@@ -203,7 +203,7 @@ def test_windows_are_blended_and_compared_with_a_shifted_grid(
         in capsys.readouterr().out
     )
     assert picture["windowed"]
-    assert predict(model, *arguments) == 0  # known from before
+    assert predict(model, *arguments) == 0  # skips the image
     (again,) = json.loads((cwd / "out.json").read_text())["pictures"]
     assert again["there_already"]
     assert again["grid_disagreement"] == share
@@ -236,7 +236,7 @@ def test_a_repeated_command_predicts_only_missing_and_changed_images(
     assert capsys.readouterr().out.startswith("0 predicted, 3 already done, 0 failed: out\n")
     assert results(cwd / "out") == first
 
-    save(3, cwd / "photos/a/x.png")  # another picture of that name
+    save(3, cwd / "photos/a/x.png")  # another image with the same name
     (cwd / "out/overlays/b/x.jpg").unlink()
     assert predict(model, "photos", "--out", "out") == 0
     assert capsys.readouterr().out.startswith("2 predicted, 1 already done")
@@ -248,7 +248,7 @@ def test_a_repeated_command_predicts_only_missing_and_changed_images(
     assert capsys.readouterr().out.startswith("3 predicted, 0 already done")
     save(4, cwd / "photos/a/x.png")
     assert predict(model, "photos", "--out", "out") == 0
-    assert not (cwd / "out/probabilities/a/x.npy").exists()  # they were another picture's
+    assert not (cwd / "out/probabilities/a/x.npy").exists()  # they belonged to another image
     assert (cwd / "out/probabilities/b/x.npy").exists()
 
 
@@ -279,7 +279,7 @@ def test_results_that_are_not_requested_again_are_kept(model: Path, cwd: Path) -
     assert predict(model, *arguments, "--compare-grids") == 0
     assert kept.stat().st_mtime_ns == before
     (cwd / "out/overlays/y.jpg").unlink()
-    assert predict(model, *arguments) == 0  # makes it again
+    assert predict(model, *arguments) == 0  # writes the missing overlay again
     assert predict(model, *arguments, "--probabilities", "--compare-grids") == 0
     (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
     assert picture["there_already"]
@@ -297,7 +297,7 @@ def test_predictions_of_another_model_or_other_options_in_the_directory_are_an_e
 ) -> None:
     assert predict(model, "photos/y.jpg", "--out", "out") == 0
     shutil.copytree(model, cwd / "copy")
-    assert predict(cwd / "copy", "photos/y.jpg", "--out", "out") == 0  # the same model elsewhere
+    assert predict(cwd / "copy", "photos/y.jpg", "--out", "out") == 0  # the same model in another directory
     before = results(cwd / "out")
     network = varied_model()
     with torch.no_grad():
@@ -376,7 +376,7 @@ def test_bad_files_are_reported_and_the_other_images_are_predicted(
 def test_a_name_that_cannot_be_written_does_not_stop_the_other_images(
     model: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    long = "n" * 250 + ".png"  # which with anything more is too long for the file system
+    long = "n" * 250 + ".png"  # with any longer suffix, too long for the file system
     shutil.copy("photos/a/x.png", f"photos/{long}")
     odd = os.fsdecode(b"photos/\xff.png")  # not UTF-8
     shutil.copy("photos/a/x.png", odd)
@@ -451,7 +451,7 @@ def test_a_full_disk_stops_the_command(cwd: Path, monkeypatch: pytest.MonkeyPatc
             task, [InputImage(Path("photos/y.jpg"), Path("y")), InputImage(Path("photos/a/x.png"), Path("x"))]
         )
     assert caught.value.filename == str(cwd / "out/overlays/y.jpg")
-    assert [path.name for path in (cwd / "out/metadata").iterdir()] == ["y.json"]  # it did not begin with x
+    assert [path.name for path in (cwd / "out/metadata").iterdir()] == ["y.json"]  # image x was not started
 
 
 @pytest.mark.parametrize(
@@ -627,17 +627,17 @@ def test_two_processes_share_the_images_and_redo_those_of_a_killed_one(model: Pa
         return subprocess.Popen([*launch, "--json", name], stdout=subprocess.PIPE, text=True)
 
     with start("one.json") as one, start("two.json") as two, start("three.json") as three:
-        while not list((cwd / "out").rglob("labels/*/*.png")):  # all three have begun, or will
+        while not list((cwd / "out").rglob("labels/*/*.png")):  # until the first labels are written
             assert three.poll() is None
         three.kill()
         assert one.wait(300) == two.wait(300) == 0
     told = [json.loads((cwd / name).read_text())["pictures"] for name in ("one.json", "two.json")]
     for pictures in told:
-        assert len(pictures) == 43  # each gives a whole account
+        assert len(pictures) == 43  # each command reports all images
         assert all(picture["labels"] is not None for picture in pictures)
     done = [{p["image"] for p in pictures if not p["there_already"]} for pictures in told]
-    assert not done[0] & done[1]  # none was done twice
-    assert not list((cwd / "out").rglob("*.part.*"))  # who did the killed one's picture again cleared up
+    assert not done[0] & done[1]  # no image was predicted twice
+    assert not list((cwd / "out").rglob("*.part.*"))  # temporary files of the killed process are deleted
     assert {path.stem for path in (cwd / "out/labels/many").iterdir()} >= {str(k) for k in range(40)}
 
 
@@ -656,13 +656,13 @@ def peak_memory(model: Path, *arguments: str) -> int:
 
 
 def damaged(model: Path, cwd: Path, number: int, seed: int) -> None:
-    """So many damaged files: each ends in labels that can be read, or in a message that names it."""
+    """Predict damaged files: each gives readable labels, or a message that names the file."""
     rng, seeds = np.random.default_rng(seed), encoded_images()
     folder = cwd / "damaged"
     folder.mkdir()
     for k in range(number):
-        (folder / f"{k:03d}.png").write_bytes(mutated(seeds[k % len(seeds)], rng))  # whatever is in it
-    (folder / f"{number:03d}.png").write_bytes(seeds[0])  # one that is whole, after all others
+        (folder / f"{k:03d}.png").write_bytes(mutated(seeds[k % len(seeds)], rng))  # with random changes
+    (folder / f"{number:03d}.png").write_bytes(seeds[0])  # an intact file after all others
     assert predict(model, "damaged", "--out", "out", "--json", "out.json") == 2
     pictures = json.loads((cwd / "out.json").read_text())["pictures"]
     assert [picture["image"] for picture in pictures] == [f"damaged/{k:03d}.png" for k in range(number + 1)]
@@ -681,7 +681,7 @@ def damaged(model: Path, cwd: Path, number: int, seed: int) -> None:
     assert written == {picture["labels"] for picture in good}
 
 
-@pytest.mark.filterwarnings("ignore")  # damaged metadata may make Pillow warn, and is no fault
+@pytest.mark.filterwarnings("ignore")  # Pillow may warn about damaged metadata
 def test_40_damaged_files_end_in_results_or_messages(model: Path, cwd: Path) -> None:
     damaged(model, cwd, 40, seed=0)
 

@@ -96,7 +96,7 @@ class Architecture(Settings):
     decoder: bool = False
     """Refine the result with the simple decoder at stride 4."""
     decoder_stride: Literal[2, 4] = 4
-    """Stride of the decoder's result: 4, or 2 with a further step that reads the backbone's features of stride 2."""
+    """Stride of the decoder's output. 2 adds a refinement step that reads the backbone's stride-2 features."""
     decoder_channels: Width = 256
     """Output channels of the decoder."""
     multi_grid: tuple[Annotated[int, Field(strict=True, ge=1, le=1000)], ...] | None = None
@@ -231,7 +231,7 @@ class ModelRecipe(Architecture):
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop path rate (stochastic depth) of the backbone's last block in training; it rises from 0 at the first."""
     block_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout rate before the last convolution of each block of a ResNet, in training; FC-DRN uses 0.2."""
+    """Dropout rate before the last convolution of each ResNet block in training; FC-DRN uses 0.2."""
     gradient_checkpointing: bool = False
     """Compute the backbone's activations again in the backward pass instead of storing them: less memory, slower."""
 
@@ -365,7 +365,7 @@ class OptimizerRecipe(Settings):
     """Optimizer, learning rate schedule and EMA."""
 
     name: Literal["sgd", "adamw", "adam", "rmsprop"] = "sgd"
-    """Optimizer: SGD with momentum, AdamW, or Adam or RMSprop, whose weight decay is an L2 penalty."""
+    """Optimizer: SGD with momentum, AdamW, Adam or RMSprop. Only AdamW has decoupled weight decay; others use L2."""
     lr: NotNegative = 0.01
     """Learning rate at the start of the schedule."""
     momentum: Decay = 0.9

@@ -76,12 +76,12 @@ def test_conflicts_of_four_pixels_by_hand() -> None:
     channel = torch.tensor([[0, 0, 0, 1]])
     fused = torch.tensor([[1, 1, 1, 0]])
     lost, won, disagree = mark_conflicts(torch.stack([spatial, channel, fused]), label)
-    assert lost.tolist() == [[True, False, False, False]]  # both branches are right
+    assert lost.tolist() == [[True, False, False, False]]  # both branches are right, the fused prediction is wrong
     assert won.tolist() == [[False, True, False, False]]
     assert disagree.tolist() == [[False, False, True, False]]  # the last pixel is ignored
 
 
-def test_the_worst_image_of_each_section_is_kept_and_all_are_ranked() -> None:
+def test_the_worst_image_of_each_section_is_returned_and_all_are_ranked() -> None:
     scenes = Scenes("val", length=7, size=(64, 64))
     done: list[int] = []
     found = study_conflicts(build_model("danet", num_classes=8), scenes, num_shown=2, progress=done.append)

@@ -94,13 +94,13 @@ def test_labels_equal_the_predictor_s_and_attention_differs_between_pixels() -> 
 
 
 @pytest.mark.parametrize("head", ["fcn", "danet"])
-def test_heads_without_such_attention_return_labels_only(head: str) -> None:
+def test_heads_without_pixel_attention_return_labels_only(head: str) -> None:
     prediction = predict_with_attention(model_with(head), image_of())
     assert prediction.labels.shape == (72, 104)
     assert prediction.at((0, 0)) is None
 
 
-def test_a_pixel_belongs_to_the_nearest_cell_corners_aligned() -> None:
+def test_a_pixel_belongs_to_the_nearest_cell_with_aligned_corners() -> None:
     assert nearest_cell((0, 0), (65, 33), (9, 5)) == (0, 0)
     assert nearest_cell((64, 32), (65, 33), (9, 5)) == (8, 4)
     assert nearest_cell((3, 5), (65, 33), (9, 5)) == (0, 1)
@@ -109,7 +109,7 @@ def test_a_pixel_belongs_to_the_nearest_cell_corners_aligned() -> None:
         nearest_cell((0, 33), (65, 33), (9, 5))
 
 
-def test_attention_is_that_of_the_size_at_which_the_image_is_predicted() -> None:
+def test_attention_is_computed_at_the_size_at_which_the_image_is_predicted() -> None:
     model, image = model_with("caa"), image_of()
     found = predict_with_attention(model, image, size=48)
     assert (found.labels.numpy() == model.predict(image, size=48).labels).all()
@@ -128,7 +128,7 @@ def test_attention_is_that_of_the_size_at_which_the_image_is_predicted() -> None
     assert found.cell_labels().shape == (6, 9)
 
 
-def test_images_in_windows_and_exported_models_say_why_there_is_no_attention() -> None:
+def test_heads_without_attention_and_images_in_windows_give_a_reason() -> None:
     model, image = model_with("fcn"), image_of()
     assert predict_with_attention(model, image).without_maps == model.head.without_attention
     tiled = predict_with_attention(model_with("caa"), image_of(16, 24), size=(2049, 2049))

@@ -54,7 +54,7 @@ INVALID_MAPS: list[tuple[dict[str, Tensor], str]] = [
     ),
     (
         {"values": torch.randint(9, (2, 4, 5, 7))},
-        "values has dtype torch.int64; expected a floating dtype; convert it with .float()",
+        "values has dtype torch.int64; expected a floating-point dtype; convert it with .float()",
     ),
 ]
 

@@ -104,7 +104,7 @@ def test_large_values_do_not_overflow_the_pooling_in_half_precision(name: str) -
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_a_gate_of_another_dtype_does_not_change_that_of_the_output(implementation: Implementation) -> None:
+def test_a_gate_of_another_dtype_does_not_change_the_dtype_of_the_output(implementation: Implementation) -> None:
     query, key, value = (draw(seed, size, torch.bfloat16, "contiguous") for seed, size in enumerate((16, 16, 32)))
 
     def gate(pooled: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ def test_a_directory_of_images_is_calibrated_on_some_and_compared_on_others(tmp_
     assert sorted(heights[0] + heights[1]) == list(range(1, 41))
 
 
-def test_few_images_are_used_for_both(tmp_path: Path) -> None:
+def test_few_images_are_used_for_calibration_and_for_comparison(tmp_path: Path) -> None:
     for k in range(8):
         save_image(tmp_path / f"{k}.jpg")
     calibration = open_calibration(tmp_path, None)

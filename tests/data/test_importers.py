@@ -49,7 +49,7 @@ def test_splits_of_an_export_become_splits_of_the_dataset(tmp_path: Path, make: 
     assert splits("folder", tmp_path / "data") == ("train", "val")
 
 
-def test_labels_are_found_if_a_parent_directory_is_named_like_that_of_the_images(tmp_path: Path) -> None:
+def test_labels_are_found_if_a_parent_directory_is_also_named_images(tmp_path: Path) -> None:
     result = import_labels(exports.yolo(tmp_path / "images" / "export"), tmp_path / "data")
     assert result.counts == {"train": 7, "val": 3}
 

@@ -266,7 +266,7 @@ def normalize_part(directory: Path) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="the interpreter runs the kernels with gloo, on a CPU")
+@pytest.mark.skipif(not INTERPRETED, reason="the processes use gloo on a CPU, where kernels need the interpreter")
 def test_two_processes_normalize_like_one_with_the_whole_batch(tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = (4, 20, 5, 7)

@@ -1,7 +1,7 @@
 """A small member of each supported family of timm backbones, and recipes with it.
 
-timm's smallest member of a family often has many blocks, and `torch.export` takes as long for each of them. So members
-of a few blocks are registered here, with the classes and options of the original.
+The smallest timm model of a family often has many blocks, and `torch.export` takes time for each of them. So this
+module registers models of few blocks, with the classes and options of the originals.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ SHALLOW: dict[str, dict[str, Any]] = {
 
 
 def shallow(name: str) -> str:
-    """Register a shallow member of a family and return its name; the name itself if it is small already."""
+    """Register a shallow variant of a timm model and return its name. Return small models by their own name."""
     if name not in SHALLOW:
         return name
     import timm  # here, because importing it before caaseg fails with some builds of torchvision
@@ -69,7 +69,7 @@ PLAIN = (
 )
 BACKBONES = (*DILATED, *PYRAMIDS, *PLAIN)
 TESTED = tuple(name for name in BACKBONES if name != "samvit_base_patch16_224")
-"""Backbones of the slow tests. That of SAM takes a minute or more to export; `tests.models.matrix` runs all."""
+"""Backbones of the slow tests. SAM's ViT takes a minute or more to export; `tests.models.matrix` runs all."""
 
 
 def options(head: str, backbone: str) -> list[str]:

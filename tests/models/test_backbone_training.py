@@ -40,7 +40,7 @@ def test_drop_path_is_an_argument_of_create_model() -> None:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "resnet26t"])
-def test_block_dropout_is_active_in_training_only_and_changes_no_names(name: str) -> None:
+def test_block_dropout_is_active_in_training_only_and_changes_no_parameter_names(name: str) -> None:
     plain, dropping = random_backbone(name).eval(), random_backbone(name, block_dropout=0.5)
     for weight in dropping.parameters():
         nn.init.normal_(weight)
@@ -81,7 +81,7 @@ def test_a_model_with_block_dropout_is_folded_like_one_without() -> None:
 
 
 def test_block_dropout_needs_a_resnet() -> None:
-    message = "backbone test_efficientnet is not a ResNet, which block_dropout needs; use a ResNet, or leave it out"
+    message = "block_dropout needs a ResNet, but the backbone is test_efficientnet; use a ResNet, or leave it out"
     with pytest.raises(CaasegError, match=message):
         random_backbone("test_efficientnet", block_dropout=0.2)
     module = random_backbone("test_resnet")

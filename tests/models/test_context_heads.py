@@ -86,7 +86,7 @@ def test_the_reconstruction_has_no_gradient() -> None:
     output = attention(features)
     output.sum().backward()
     assert features.grad is not None
-    assert torch.equal(features.grad, (output > 0).double())  # that of the shortcut
+    assert torch.equal(features.grad, (output > 0).double())  # the gradient of the shortcut alone
 
 
 def test_the_logits_of_regions_are_resized_with_aligned_pixel_centers() -> None:

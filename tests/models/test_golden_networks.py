@@ -1,4 +1,4 @@
-"""The authors' backbones and their whole CAA model give their numbers, from weights by formula."""
+"""Our backbones and CAA model give the outputs of the authors' code, for weights computed by a formula."""
 
 from typing import Any
 

@@ -55,7 +55,7 @@ def test_rounding_errors_are_small_in_float32() -> None:
 
 def test_convolutions_in_groups_are_not_replaced() -> None:
     model: Any = small_model("fcn", channels=5632)
-    model.head.entry[0] = nn.Conv2d(96, 5632, 3, padding=1, bias=False, groups=2)  # as many weights as 512 x 512
+    model.head.entry[0] = nn.Conv2d(96, 5632, 3, padding=1, bias=False, groups=2)  # the weights of 512 x 512 channels
     with pytest.raises(CaasegError, match="no 3 x 3 convolution of 512 x 512 channels or more"):
         use_winograd(model)
 

@@ -21,7 +21,7 @@ def test_there_are_cells() -> None:
 
 
 @pytest.mark.parametrize("path", CELLS, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
-def test_a_committed_cell_has_a_recipe_of_today_and_scores(path: Path) -> None:
+def test_a_committed_cell_has_a_valid_recipe_and_scores(path: Path) -> None:
     record = read_cell(path)
     assert record is not None
     recipe = Recipe.read(record["recipe"], f"{path}: ")
@@ -31,7 +31,7 @@ def test_a_committed_cell_has_a_recipe_of_today_and_scores(path: Path) -> None:
     assert json.loads(path.read_text())["row"] in path.stem
 
 
-def test_the_comparison_of_car_reuses_cells_of_equal_settings_and_says_what_is_not_shown() -> None:
+def test_the_comparison_of_car_reuses_cells_of_equal_settings_and_lists_missing_comparisons() -> None:
     heads = ("fcn", "self_attention", "caa")
     grid = plan_grid(
         "car",
@@ -67,7 +67,7 @@ def test_the_comparison_of_car_reuses_cells_of_equal_settings_and_says_what_is_n
             assert finished or f"{head}_car against {head} (0 seeds, no interval)" in text
 
 
-def test_heads_are_reported_without_training_and_nothing_is_shown_after_correction() -> None:
+def test_heads_are_reported_without_training_and_no_difference_is_shown_after_correction() -> None:
     settings = {"dataset": "camvid", "recipe": "camvid/caa_resnet34", "split": "test", "multi_scale": True}
     grid = plan_grid("heads", RESULTS / "heads", seeds=stored_seeds(RESULTS / "heads"), **settings)  # type: ignore[arg-type]
     report = grid_report(finished_grid(grid))

@@ -122,7 +122,7 @@ def test_a_row_has_the_backbone_of_the_paper_in_its_label_only_with_its_own_reci
 
 
 def write_cells(grid: Grid, scores: dict[tuple[str, int], list[float | None]]) -> None:
-    """Write cells with one IoU per class; a, b and c come first, in an order that differs between rows."""
+    """Write cells with the IoU of classes a, b and c; the row caa has them in reverse order."""
     for (row, seed), values in scores.items():
         cell = grid.by_row[row, seed]
         names = dict(zip("abc", values, strict=True))
@@ -134,7 +134,7 @@ def write_cells(grid: Grid, scores: dict[tuple[str, int], list[float | None]]) -
         grid.file(cell).write_text(json.dumps({**record, "hardware": {"device": "a CPU"}, "scores": [score]}))
 
 
-def test_rows_have_their_own_seeds_pairs_are_common_seeds_and_classes_are_matched_by_name(tmp_path: Path) -> None:
+def test_rows_are_paired_by_common_seeds_and_classes_by_name(tmp_path: Path) -> None:
     grid = plan_grid("heads", tmp_path, dataset="scenes", seeds=5)
     axial: dict[int, list[float | None]] = {seed: [0.1 + 0.01 * seed, 0.5, 0.9] for seed in range(5)}
     caa: dict[int, list[float | None]] = {1: [0.2111, 0.5, 0.7], 2: [0.2212, 0.51, None], 4: [0.2413, 0.49, 0.72]}
@@ -159,7 +159,7 @@ def test_rows_have_their_own_seeds_pairs_are_common_seeds_and_classes_are_matche
         expected = stats.ttest_rel(ours, theirs).confidence_interval(1 - 0.05 / 3)
         assert (classes[name].low, classes[name].high) == pytest.approx((expected.low, expected.high))
     assert [found.claim for found in (classes["a"], classes["b"])] == ["higher", "no difference shown"]
-    assert "caa, a (single scale) is higher than axial" in "\n".join(shown_lines(report))
+    assert "caa is higher than axial for class a (single scale)" in "\n".join(shown_lines(report))
     page = markdown(report)
     [line] = [line for line in page.splitlines() if line.startswith("| caa to axial |")]
     header = next(line for line in page.splitlines() if line.startswith("| row |") and "ours" not in line)

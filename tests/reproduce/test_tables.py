@@ -183,8 +183,8 @@ def test_the_table_of_heads_has_every_head() -> None:
     assert [row.name for row in TABLES["heads"].rows] == [*HEAD_NAMES, "caa_car", *OWN_LOSSES.values()]
 
 
-def test_all_heads_have_the_same_supervision_and_rows_with_losses_of_their_own_are_separate(tmp_path: Path) -> None:
-    """A head has further supervision if one of its outputs beside the prediction trains weights of its features."""
+def test_all_heads_have_the_same_supervision_and_additional_losses_have_separate_rows(tmp_path: Path) -> None:
+    """A head has additional supervision if an output other than its prediction gives the backbone a gradient."""
     grid = plan_grid("heads", tmp_path, dataset="scenes", overrides=["--model.channels=16", "--model.key_channels=8"])
     images = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     for row in grid.rows:

@@ -60,7 +60,7 @@ def test_ema_batch_norm_is_averaged_like_the_weights() -> None:
     torch.testing.assert_close(ema.model.state_dict()[name], network.state_dict()[name] / 2)
 
 
-def test_recomputed_batch_norm_is_that_of_update_bn_and_needs_no_random_numbers() -> None:
+def test_recomputed_batch_norm_equals_that_of_update_bn_and_needs_no_random_numbers() -> None:
     network = model()
     ema = EMA(network, 0.5)
     expected = copy.deepcopy(ema.model)

@@ -23,8 +23,8 @@ from caaseg.models.predictor import Predictor
 
 GRID = 32  # grid cells along the longer side of an image; boxes consist of cells
 MIN_SIDE = 2  # cells
-PIXEL_COST = 0.2  # relative to the density of the densest cell; below 1/4, so that a box of 2 x 2 cells around one pays
-MIN_GAIN = 0.2  # relative to the gain of the first box; boxes below are dropped
+PIXEL_COST = 0.2  # relative to the densest cell; below 1/4, so that a box of 2 x 2 cells around that cell has a gain
+MIN_GAIN = 0.2  # relative to the gain of the first box; boxes with less are dropped
 
 
 def differing_pixels(predictions: Tensor, label: Tensor) -> Tensor:
@@ -36,8 +36,8 @@ def find_boxes(mask: Tensor, max_boxes: int = 3, *, grid: int = GRID) -> list[Bo
     """Return up to `max_boxes` non-overlapping boxes around the densest regions of a mask (H, W), best first.
 
     The image is divided into square cells. Among all rectangles of cells, from two cells to half the image per side,
-    the one with the largest gain is chosen: each marked pixel adds 1, and every pixel costs a fraction of the density
-    of the densest cell. So a box covers a dense region and no more. The search repeats on the remaining cells.
+    the one with the largest gain is chosen: each pixel of the mask adds 1, and every pixel costs a fraction of the
+    density of the densest cell. So a box covers a dense region and no more. The search repeats on the remaining cells.
 
     Args:
         mask: the pixels to find, (H, W).

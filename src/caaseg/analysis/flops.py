@@ -54,7 +54,7 @@ def _by_module(config: ModelConfig, size: tuple[int, int]) -> tuple[Segmenter, d
 
 
 class PaperRow(NamedTuple):
-    """A number of the paper with ours, in multiply-adds, with the reason for the difference."""
+    """A number of the paper and our count, in multiply-adds, with the reason for the difference."""
 
     table: str
     part: str
@@ -86,7 +86,7 @@ def paper_rows() -> tuple[PaperRow, ...]:
     )
     for stride, published in ((16, 8.85), (8, 34.33)):
         rows.append(PaperRow("4", f"axial head, stride {stride}", standard[stride].head, published * GIGA, note))
-        same = f"deduced: without gates and auxiliary branch, as the paper has {published}G for axial attention too"
+        same = f"deduced: the paper counts no gates or auxiliary branch; it has {published}G for axial attention too"
         gated = count(axial[stride].replace(head="caa"), size)
         rows.append(PaperRow("4", f"CAA head, stride {stride}", gated.head + gated.gates, published * GIGA, same))
         aux = count(axial[stride].replace(head="caa", aux=True), size)

@@ -20,7 +20,7 @@ class Difference(NamedTuple):
 
     @property
     def claim(self) -> Claim:
-        """What the interval shows; no difference if it contains zero or does not exist."""
+        """Sign of the difference if the interval excludes zero; otherwise, or without an interval, no difference."""
         if self.low is None or self.high is None or self.low <= 0 <= self.high:
             return "no difference shown"
         return "higher" if self.low > 0 else "lower"
@@ -31,8 +31,8 @@ def paired_difference(
 ) -> Difference | None:
     """Return the mean difference of scores to a baseline, paired by seed, or None without pairs.
 
-    The interval assumes normally distributed differences and independent seeds. With several comparisons it is
-    Bonferroni's: all intervals together contain the true differences with probability `confidence` or more.
+    The interval assumes normally distributed differences and independent seeds. For several comparisons it is
+    corrected (Bonferroni): with probability `confidence` or more, all intervals contain their true differences.
 
     Args:
         scores: one score per seed.

@@ -1,7 +1,7 @@
 """Pixel attention: the attention weights of one pixel along its column, along its row, and over the image.
 
 Shapes: H rows and W columns of the feature map, C its channels. A pixel of the image belongs to the nearest position
-of the feature map, called its cell. Attention is that of the prediction: at the size at which the image is predicted.
+of the feature map, called its cell. Attention is computed at the size at which the image is predicted.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from caaseg.models.segmenter import Segmenter
 from caaseg.models.windows import Size, labels_from_parts
 
 PLACE_FRACTION = 1 / 12
-"""Width of an attended place, as a fraction of the longer side of the feature map."""
+"""Width of an attended region, as a fraction of the longer side of the feature map."""
 
 
 class PixelAttention(NamedTuple):
@@ -84,7 +84,7 @@ class ImageAttention(NamedTuple):
     """A prediction and the attention that produced it."""
 
     labels: Tensor  # (H, W) of the image, uint8
-    maps: AxialMaps | SelfAttentionMaps | None  # None if `without_maps` says why
+    maps: AxialMaps | SelfAttentionMaps | None  # None without attention; `without_maps` is then the reason
     predicted_size: Size  # height and width at which the image was predicted
     without_maps: str = ""  # reason why there are no maps
 
@@ -174,7 +174,7 @@ def _square(cell: Sequence[int], radius: int) -> tuple[slice, slice]:
 def axial_reach(column_weights: Tensor, row_weights: Tensor, cell: tuple[int, int]) -> Tensor:
     """Return the weight of every value in axial attention at cell (i, j): (W, H, H) and (H, W, W) -> (H, W).
 
-    Eq. (5) sums along the row the results of the sums along the columns, so the value at (m, n) has the weight
+    Eq. (5) sums along columns first, then sums these results along the row. So the value at (m, n) has the weight
 
         reach[m, n] = row_weights[i, j, n] * column_weights[n, i, m]
 

@@ -51,7 +51,7 @@ class Photo:
         return Path(self.name).stem or "photo"
 
     def view(self) -> Path:
-        """Return the photo as a JPEG file, at the size of the page."""
+        """Return the path of the photo as a JPEG file, reduced for the page."""
         return self.directory / "view.jpg"
 
     def pixels(self) -> Tensor:
@@ -65,7 +65,7 @@ class Photos:
     Args:
         directory: an existing directory, for the files.
         max_photos: number of photos above which the least recently used one is deleted.
-        max_bytes: total size of their files above which it is deleted.
+        max_bytes: total size of the uploaded files above which the least recently used photo is deleted.
     """
 
     def __init__(self, directory: Path, *, max_photos: int = MAX_PHOTOS, max_bytes: int = MAX_BYTES) -> None:
@@ -142,7 +142,7 @@ def read_named(path: Path, name: str) -> Tensor:
     try:
         return read_image(path)
     except BadFileError as error:
-        message = str(error).removesuffix(", or raise the limit")  # an option of the command
+        message = str(error).removesuffix(", or raise the limit")  # the limit is an option of commands, not of the app
         raise BadFileError(message.replace(str(path), name)) from error
 
 
@@ -154,7 +154,7 @@ def upload_directory(parent: Path) -> Iterator[Path]:
         parent: directory of the uploads of all apps of this user; created if it does not exist.
     """
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if parent.lstat().st_uid != user_id():  # 0 on Windows, too
+    if parent.lstat().st_uid != user_id():  # both are 0 on Windows
         raise CaasegError(
             f"{parent}: belongs to another user, who could change uploads; set TMPDIR to another directory"
         )

@@ -17,7 +17,9 @@ def check_maps(**maps: Tensor) -> None:
             if size == 0:
                 raise ValueError(f"{name} has an empty axis {axis}, shape {shape}; every axis needs at least 1 entry")
         if not tensor.is_floating_point():
-            raise ValueError(f"{name} has dtype {tensor.dtype}; expected a floating dtype; convert it with .float()")
+            raise ValueError(
+                f"{name} has dtype {tensor.dtype}; expected a floating-point dtype; convert it with .float()"
+            )
         if (shape[0], *shape[2:]) != (reference.shape[0], *reference.shape[2:]):
             raise ValueError(
                 f"{name} has shape {shape}, but {first} has shape {tuple(reference.shape)}; "

@@ -59,7 +59,7 @@ def channel_attention(features: Tensor, scale: Tensor) -> Tensor:
 def channel_weights(features: Tensor) -> Tensor:
     """Return the attention of channel c to channel d, (N, C, H, W) -> (N, C, C), softmaxed over d."""
     channels = features.flatten(2)  # (N, C, HW)
-    return softmax_scores(-channels, channels)  # max(S) is constant along d: the softmax drops it
+    return softmax_scores(-channels, channels)  # max(S) is constant along d, so it cancels in the softmax
 
 
 def _mix_channels(features: Tensor, weights: Tensor, scale: Tensor) -> Tensor:

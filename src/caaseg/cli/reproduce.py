@@ -39,7 +39,7 @@ def reproduce(
             result figures; car compares heads without and with class-aware regularization; ade20k and voc2012 compare
             heads with ResNet-101 in the settings of mmsegmentation; heads compares all heads with one recipe; groups
             measures time and memory against the number of groups, without training.
-        out: directory for cells/, runs/, the table as .md, .json and .png, and differences per class as -classes.png.
+        out: directory for cells/, runs/, TABLE.md, .json and .png, and TABLE-classes.png with differences per class.
         dataset: train all rows on this dataset with one recipe, instead of on the paper's. If the table has several
             datasets and this is one of them, only its rows are run.
         root: directory of the dataset.

@@ -191,7 +191,7 @@ class TimmBackbone(Backbone):
         self.split_first_stage = variant == "authors"
         self.finest_channels = None if self.finest_index is None else found.channels[self.finest_index]
         if with_finest and variant == "authors":
-            self.finest_channels = net.bn1.num_features  # of its own stem
+            self.finest_channels = net.bn1.num_features  # the authors' stem has more channels
         self.mean = tuple(net.pretrained_cfg["mean"])  # of the inputs that the weights were trained on
         self.std = tuple(net.pretrained_cfg["std"])
         if variant == "authors" and dilation != "timm":
@@ -385,12 +385,12 @@ def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
 
 
 def _add_dropout(net: Any, name: str, rate: float) -> None:
-    """Add dropout before the last convolution of each residual block, in the place of timm's drop block."""
+    """Add dropout before the last convolution of each residual block, instead of timm's drop block."""
     blocks = residual_blocks(net)
     if not blocks or not all(isinstance(block, BasicBlock | Bottleneck) for block in blocks):
-        raise CaasegError(f"backbone {name} is not a ResNet, which block_dropout needs; use a ResNet, or leave it out")
+        raise CaasegError(f"block_dropout needs a ResNet, but the backbone is {name}; use a ResNet, or leave it out")
     for block in blocks:
-        block.drop_block = nn.Dropout(rate)  # before ReLU, with the same result as after it
+        block.drop_block = nn.Dropout(rate)  # timm applies it before ReLU; after ReLU the result would be the same
 
 
 def _add_top(net: Any, name: str, *, pretrained: bool) -> None:

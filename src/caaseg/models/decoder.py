@@ -1,4 +1,4 @@
-"""The paper's "simple decoder" on stride-4 features (appendix; similar to DeepLabv3+), and a step at stride 2."""
+"""The paper's "simple decoder" on stride-4 features (appendix; like DeepLabv3+), and a second step at stride 2."""
 
 from torch import Tensor, cat, nn
 

@@ -68,7 +68,7 @@ class Segmenter(Predictable, HubModel):
                 variant=config.resnet_variant,
                 dilation=config.dilation,
                 top_features=config.top_features,
-                with_fine=config.decoder and config.neck != "sfp",  # which makes fine features itself
+                with_fine=config.decoder and config.neck != "sfp",  # neck sfp makes fine features itself
                 with_finest=with_finest,
                 drop_path=drop_path,
                 block_dropout=block_dropout,

@@ -153,7 +153,7 @@ def plan_grid(
 
 
 def stored_seeds(directory: Path) -> int | None:
-    """Return the number of seeds, numbered from 0, that include those of all stored cells; None without cells."""
+    """Return the largest seed of all stored cells plus one, or None without cells."""
     stems = [path.stem for path in (directory / "cells").glob("*-seed*.json")]
     found = [int(seed) for seed in (stem.rpartition("-seed")[2] for stem in stems) if seed.isdecimal()]
     return max(found) + 1 if found else None

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 
 class Idea(NamedTuple):
-    """A change of the recipe: of its model, and of its other settings as command-line options."""
+    """One change of the recipe: values of its model, and other settings as command-line options."""
 
     name: str
     label: str
@@ -23,7 +23,7 @@ IDEAS = (
     Idea("no_scaling", "no scaling", options=("--data.scales=1 1",)),
     Idea("decoder_stride2", "decoder at stride 2", model={"decoder": True, "decoder_stride": 2}),
     Idea("block_dropout", "dropout 0.2 in blocks", model={"block_dropout": 0.2}),
-    Idea("batch8", "batches of 8, as many epochs", options=("--batch_size=8",)),
+    Idea("batch8", "batches of 8, same number of epochs", options=("--batch_size=8",)),
     Idea("car", "class-aware regularization", model={"car": True}),
     Idea("plain_weights", "no EMA", options=("--optimizer.ema=none",)),
     Idea(
@@ -42,6 +42,6 @@ IDEAS = (
 )
 NOTES = (
     "This is not a table of the paper: each row makes one change to the recipe of the first row.",
-    "RMSprop has the learning rates and the clipping of FC-DRN; its weight decay is ours.",
-    "Not a row, because it takes two runs: dilation only in a fine-tuning phase. docs/results.md has its commands.",
+    "The row rmsprop has the learning rates and the gradient clipping of FC-DRN; we chose its weight decay.",
+    "Dilation only in a fine-tuning phase is not a row, because it takes two runs; docs/results.md has the commands.",
 )

@@ -19,11 +19,11 @@ from caaseg.reproduce.runner import read_cell, score_of
 from caaseg.reproduce.tables import TABLES, Row
 
 METHOD = (
-    "Ours: mean over seeds ± sample standard deviation, in %. Differences are paired over the seeds that both rows "
-    f"have, in points, with confidence intervals (Student's t) of {CONFIDENCE:.0%} together: with m intervals in a "
-    f"table, each has the confidence 1 - {1 - CONFIDENCE:.2f} / m (Bonferroni), so that the chance of any false claim "
-    f"in the table is at most {1 - CONFIDENCE:.0%}. A difference is claimed only if its printed interval does not "
-    "contain zero. One seed gives no interval."
+    "Ours: mean over seeds ± sample standard deviation, in %. Differences are in points, paired over the seeds that "
+    "both rows have, with confidence intervals (Student's t). The intervals are corrected for their number "
+    f"(Bonferroni): with m intervals in a table, the confidence level of each is 1 - {1 - CONFIDENCE:.2f} / m. A "
+    "difference counts as shown only if its printed interval does not contain zero. The probability that a table shows "
+    f"any difference that does not exist is at most {1 - CONFIDENCE:.0%}. One seed gives no interval."
 )
 
 MAX_CLASSES = 60
@@ -89,7 +89,7 @@ class ReportRow:
     seeds: tuple[int, ...] = ()
     """The seeds of `scores`."""
     classes: Mapping[str, Difference] = field(default_factory=dict)
-    """Differences of the IoU of each class to the baseline, corrected for all comparisons of classes."""
+    """Difference to the baseline in the IoU of each class; intervals are corrected for all comparisons of classes."""
 
     @property
     def finished(self) -> list[float]:
@@ -131,12 +131,12 @@ class GridReport:
 
     @property
     def comparisons(self) -> int:
-        """Number of intervals of mean IoU, for which each of them is corrected."""
+        """Number of intervals of mean IoU; each of these intervals is corrected for it."""
         return sum(row.difference is not None and row.difference.low is not None for row in self.rows)
 
     @property
     def class_comparisons(self) -> int:
-        """Number of intervals of classes, for which each of them is corrected."""
+        """Number of intervals of classes; each of these intervals is corrected for it."""
         return sum(found.low is not None for row in self.rows for found in row.classes.values())
 
     @property
@@ -333,7 +333,7 @@ def grid_table(report: GridReport) -> Table:
 
 
 def shown_lines(report: GridReport) -> list[str]:
-    """Return one sentence per protocol with the differences that are shown, and one with those that are not."""
+    """Return sentences about the differences: per protocol those shown, those not shown, and rows not compared."""
     lines = []
     for protocol in report.protocols:
         found: dict[str, list[str]] = {"Shown": [], "No difference shown": [], "Not compared": []}
@@ -357,7 +357,7 @@ def shown_lines(report: GridReport) -> list[str]:
         lines += [f"{title}. {kind}: {'; '.join(names)}." for kind, names in found.items() if names]
     if report.class_comparisons:
         claims = [
-            f"{row.row}, {name} ({row.protocol}) is {difference.claim} than {row.baseline}"
+            f"{row.row} is {difference.claim} than {row.baseline} for class {name} ({row.protocol})"
             for row in report.rows
             for name, difference in row.classes.items()
             if difference.claim != "no difference shown"
@@ -402,7 +402,7 @@ def markdown(report: GridReport) -> str:
     table = _markdown_table(rows)
     notes = "\n".join(f"- {line}" for line in report_lines(report))
     shown = "\n".join(f"- {line}" for line in shown_lines(report))
-    shown = f"## What is shown\n\n{shown}\n\n" if shown else ""
+    shown = f"## Shown differences\n\n{shown}\n\n" if shown else ""
     return f"# {report.title}\n\n{table}\n\n{shown}{_class_tables(report)}## Notes\n\n{notes}\n"
 
 
@@ -418,7 +418,9 @@ def _class_tables(report: GridReport) -> str:
             if row.protocol == protocol and row.classes:
                 found = [row.classes.get(name) for name in names]
                 rows.append([f"{row.row} to {row.baseline}", *("" if d is None else _class_cell(d) for d in found)])
-        text += f"{protocol[0].upper() + protocol[1:]}, in points; bold: shown.\n\n{_markdown_table(rows)}\n\n"
+        text += (
+            f"{protocol[0].upper() + protocol[1:]}, in points; bold: shown differences.\n\n{_markdown_table(rows)}\n\n"
+        )
     return text
 
 
@@ -498,7 +500,7 @@ def draw_grid(report: GridReport) -> Figure:
 def draw_classes(report: GridReport) -> Figure:
     """Draw the differences of IoU per class to the baseline, one panel per row.
 
-    Filled markers are differences that are shown. Intervals that are much wider than the differences leave the panel.
+    Filled markers are shown differences. Intervals much wider than the differences extend beyond the panel.
     """
     names = report.class_names
     labels = {row.row: f"{row.label}\nagainst {row.baseline}" for row in report.rows if row.classes}

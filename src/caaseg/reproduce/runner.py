@@ -114,7 +114,7 @@ def run_grid(
 
 
 def finished_grid(grid: Grid) -> Grid:
-    """Return the finished cells of a grid, with the rows that have any. Raises if a cell has another recipe."""
+    """Return a grid of the finished cells and their rows. Raises if there are none, or if a cell has another recipe."""
     cells = tuple(cell for cell in grid.cells if _is_finished(grid, cell))
     if not cells:
         raise CaasegError(f"{grid.directory / 'cells'} has no finished cell of this table; leave out --report-only")

@@ -74,7 +74,7 @@ class Row:
     model: Mapping[str, Any]
     """The setting that the table studies, as changes of the recipe's model, on any dataset."""
     options: tuple[str, ...] = ()
-    """Further settings that the table studies, outside the model, as command-line options, on any dataset."""
+    """Settings outside the model that the table studies, as command-line options, on any dataset."""
     paper_model: Mapping[str, Any] = field(default_factory=dict)
     """Further changes of the base recipe on the paper's dataset."""
     paper_label: str | None = None
@@ -267,23 +267,23 @@ def _car(
 
 OWN_LOSSES = {
     "danet": ("danet_branches", "DANet with its branch losses", "--loss.branch_weight=0"),
-    "ocr": ("ocr_branches", "OCRNet with its loss of regions", "--loss.branch_weight=0"),
+    "ocr": ("ocr_branches", "OCRNet with its region loss", "--loss.branch_weight=0"),
     "encnet": ("encnet_presence", "EncNet with its presence loss", "--loss.presence_weight=0"),
 }
-"""Heads whose own losses train the network: name and label of the row with these losses, and option without them."""
+"""Heads with additional losses: name and label of the row with these losses, and option that turns them off."""
 
 DETACHED = (
-    "The classifier of axial_se's channel branch is trained behind a stop-gradient. Its loss does not train the rest "
-    "of the network (but counts for clip_grad_norm), so it is not further supervision."
+    "The channel branch of axial_se has a classifier whose input is detached. Its loss trains only this classifier "
+    "(but counts for clip_grad_norm), so it is not additional supervision."
 )
 
 
 def _head(head: str) -> Row:
-    """A row of the table of heads, with the same supervision for every head."""
+    """Return the row of a head, with the same supervision for every head."""
     without = OWN_LOSSES.get(head)
     note = DETACHED if head == "axial_se" else None
     if without is not None:
-        note = f"Trained without the losses of its own ({without[2]}), like the other heads; {without[0]} has them."
+        note = f"Trained without its additional losses ({without[2]}), like the other heads; {without[0]} has them."
     return Row(
         name=head,
         label=None,
@@ -302,7 +302,7 @@ def _with_own_losses(head: str, name: str, label: str) -> Row:
         dataset=None,
         model={"head": head},
         baseline="axial",
-        note=f"{name} has more supervision than its baseline: a difference may come from its losses.",
+        note=f"{name} has more supervision than its baseline: a difference may come from its additional losses.",
     )
 
 
@@ -721,7 +721,7 @@ TABLES: dict[str, Table] = {
         notes=(
             "This is not a table of the paper: it trains every head with one recipe on one dataset. All heads have the "
             "same supervision: the loss of the prediction and, if the recipe has one, the auxiliary loss on the "
-            "backbone. Heads with further losses of their own have a second row with them.",
+            "backbone. Heads with additional losses have a second row with these losses.",
         ),
     ),
     "camvid_ideas": Table(

@@ -112,7 +112,7 @@ def check_state(
 
 
 def _optimizer_name(group: dict[str, Any]) -> str:
-    """Return the name of the optimizer that a parameter group belongs to, by the settings that only this one has."""
+    """Return the name of the optimizer of a parameter group, recognized by the settings in the group."""
     if "betas" in group:
         return "adamw" if group.get("decoupled_weight_decay", True) else "adam"
     return "rmsprop" if "alpha" in group else "sgd"

@@ -41,10 +41,10 @@ class EMA:
     def recompute_batch_norm(
         self, model: Segmenter, batches: Iterable[Tensor], forward: Callable[[Tensor], object]
     ) -> None:
-        """Compute the batch norm statistics of the EMA weights anew, as means over batches.
+        """Recompute the batch norm statistics of the EMA weights, as means over batches.
 
         `torch.optim.swa_utils.update_bn` does the same. Here all other modules stay in evaluation mode, so dropout
-        needs no random numbers. Statistics that the training does not change are not recomputed.
+        needs no random numbers. Statistics of frozen batch norm are not recomputed.
 
         Args:
             model: the model in training, whose modules have the same names.

@@ -396,7 +396,7 @@ def _recompute_batch_norm(
 ) -> None:
     """Recompute the batch norm statistics of the EMA weights on the batches of the first steps.
 
-    They depend on the EMA weights and the seed only, so a resumed run has the same statistics.
+    The statistics depend only on the EMA weights and these batches, so a resumed run has the same ones.
     """
     loader = TrainingLoader(
         data, recipe.data, batch_size=recipe.batch_size, seed=recipe.seed, workers=recipe.data.workers,

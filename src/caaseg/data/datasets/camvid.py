@@ -52,7 +52,7 @@ def _parsed(split: str) -> tuple[str, str, str]:
 
 
 def _of_sequence(names: list[str], split: str, operator: str, sequence: str) -> list[str]:
-    """Return the names of images of a sequence for the operator @, and all others for the operator -."""
+    """Return the names of the images of a sequence (operator @), or of all other images (operator -)."""
     sequences = {name: name.partition("_")[0] for name in names}
     known = sorted(set(sequences.values()))
     if sequence not in known:

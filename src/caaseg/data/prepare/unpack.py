@@ -1,6 +1,6 @@
-"""Unpack directories of an untrusted archive: nothing is written outside, and no directory is ever incomplete.
+"""Unpack an untrusted archive: no file is written outside the target paths, and no target is ever incomplete.
 
-Archives with links, devices, paths that lead outside, an implausible size or too many members are refused.
+Archives with links, devices, paths outside the target, an implausible size or too many members are refused.
 """
 
 import errno
@@ -24,7 +24,7 @@ MAX_RATIO = 20
 ALWAYS_ALLOWED = 1_000_000
 """Unpacked size in bytes that even the smallest archive may have."""
 MEMBER_BYTES = 512
-"""Counted per member besides its content, as in a tar header: millions of empty files are a bomb, too."""
+"""Bytes counted per member in addition to its content, so that millions of empty files exceed the limit, too."""
 CHUNK = 1 << 18
 
 DAMAGED = (
@@ -44,7 +44,7 @@ class Member(NamedTuple):
     """One file or directory of an archive."""
 
     name: str
-    size: int  # unpacked, as declared; both formats never extract more
+    size: int  # declared unpacked size; neither format extracts more
     is_plain: bool  # a regular file or a directory, not a link or a device
     extract: Callable[[], object]
 
@@ -54,7 +54,7 @@ def unpack(archive: Path, targets: Mapping[str, Path], progress: Progress) -> No
 
     Args:
         archive: a .zip, .tar or compressed .tar file.
-        targets: target path for each directory or file in the archive; none of them may exist.
+        targets: target path for each directory or file in the archive; no target path may exist.
         progress: called with the position in the archive, in bytes.
     """
     temporary = archive.with_name(f".{archive.name}.part")
@@ -64,7 +64,7 @@ def unpack(archive: Path, targets: Mapping[str, Path], progress: Progress) -> No
         _extract(archive, tuple(targets), temporary, progress)
         for inside in targets:
             if not (temporary / inside).exists():
-                raise BadFileError(f"{archive}: does not contain {inside}; expected it there; download it again")
+                raise BadFileError(f"{archive}: does not contain {inside}, which is needed; download it again")
         for inside, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
             (temporary / inside).rename(target)
@@ -124,7 +124,7 @@ def _check_member(member: Member, archive: Path) -> None:
     parts = PurePosixPath(name).parts
     if name.startswith("/") or ".." in parts or (parts and ":" in parts[0]):
         raise BadFileError(
-            f"{archive}: the member {member.name!r} would be written outside; nothing was unpacked; "
+            f"{archive}: the member {member.name!r} would be written outside the target; nothing was unpacked; "
             "expected relative paths; get the archive from another source"
         )
     if not member.is_plain:
