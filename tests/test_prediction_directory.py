@@ -130,7 +130,7 @@ def test_metadata_cannot_name_files_elsewhere(cwd: Path) -> None:
     content["results"]["../precious.txt"] = None
     path.write_text(json.dumps(content))
     Path("out/labels/x.png").write_bytes(b"")
-    assert not predict("x").there_already
+    assert not predict("x").already_done
     assert Path("precious.txt").read_text() == "mine"
 
 
@@ -143,9 +143,9 @@ def test_a_damaged_result_is_predicted_again(result: str, damage: bytes | None, 
     path.unlink()
     if damage is not None:
         path.write_bytes(damage)
-    assert not predict("x", probabilities=True).there_already
+    assert not predict("x", probabilities=True).already_done
     assert contents(cwd) == before
-    assert predict("x", probabilities=True).there_already
+    assert predict("x", probabilities=True).already_done
 
 
 def test_a_label_file_cut_at_its_end_is_predicted_again(cwd: Path) -> None:
@@ -153,7 +153,7 @@ def test_a_label_file_cut_at_its_end_is_predicted_again(cwd: Path) -> None:
     path = Path("out/labels/x.png")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])  # its pixels and its text can still be read
-    assert not predict("x").there_already
+    assert not predict("x").already_done
     assert path.read_bytes() == whole
 
 
@@ -166,7 +166,7 @@ def test_an_image_with_other_content_but_the_same_time_and_size_is_predicted_aga
     shutil.copystat("x.bmp", "new.bmp")
     Path("new.bmp").replace("x.bmp")
     (outcome,) = predict_images(task(), image)
-    assert not outcome.there_already
+    assert not outcome.already_done
 
 
 def test_metadata_has_paths_and_hashes_of_the_image_the_model_and_the_results(cwd: Path) -> None:
@@ -195,9 +195,9 @@ def test_results_of_a_killed_process_are_its_own(cwd: Path) -> None:
     directory.begin(X.name, metadata)
     for path in started:
         write(f"out/{path}")  # killed before it wrote the metadata of the finished results
-    assert not predict("x").there_already
+    assert not predict("x").already_done
     assert not Path("out/probabilities/x.npy").exists()
-    assert predict("x").there_already
+    assert predict("x").already_done
 
 
 @pytest.mark.parametrize(

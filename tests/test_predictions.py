@@ -63,7 +63,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of pictures, two of one name."""
+    """A folder of images, two of one name."""
     monkeypatch.chdir(tmp_path)
     save(0, Path("photos/a/x.png"))
     save(1, Path("photos/b/x.png"))
@@ -195,17 +195,17 @@ def test_windows_are_blended_and_compared_with_a_shifted_grid(
     expected = Predictor(load_model(model), window=(48, 33))(cwd / "photos/y.jpg")
     found = values(cwd / "out/labels/y.png")
     assert (found == expected).mean() > 0.999  # up to rounding
-    (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
-    share = picture["grid_disagreement"]
+    (image,) = json.loads((cwd / "out.json").read_text())["images"]
+    share = image["grid_disagreement"]
     assert 0 < share < 1
     assert (
         f"photos/y.jpg: {100 * share:.2f}% of the pixels get another class with a shifted grid"
         in capsys.readouterr().out
     )
-    assert picture["windowed"]
+    assert image["tiled"]
     assert predict(model, *arguments) == 0  # skips the image
-    (again,) = json.loads((cwd / "out.json").read_text())["pictures"]
-    assert again["there_already"]
+    (again,) = json.loads((cwd / "out.json").read_text())["images"]
+    assert again["already_done"]
     assert again["grid_disagreement"] == share
 
 
@@ -281,9 +281,9 @@ def test_results_that_are_not_requested_again_are_kept(model: Path, cwd: Path) -
     (cwd / "out/overlays/y.jpg").unlink()
     assert predict(model, *arguments) == 0  # writes the missing overlay again
     assert predict(model, *arguments, "--probabilities", "--compare-grids") == 0
-    (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
-    assert picture["there_already"]
-    assert 0 < picture["grid_disagreement"] < 1
+    (image,) = json.loads((cwd / "out.json").read_text())["images"]
+    assert image["already_done"]
+    assert 0 < image["grid_disagreement"] < 1
 
 
 def test_a_directory_without_predictions_may_be_used_with_other_options(model: Path, cwd: Path) -> None:
@@ -366,10 +366,10 @@ def test_bad_files_are_reported_and_the_other_images_are_predicted(
     assert re.search(r"^caaseg: gone\.png: No such file or directory; expected an image", captured.err, re.MULTILINE)
     assert re.search(r"^caaseg: photos/\*\.gif: no file matches", captured.err, re.MULTILINE)
     assert "Traceback" not in captured.err
-    told = {picture["image"]: picture for picture in content["pictures"]}
-    assert len(told) == 6
-    for picture in told.values():
-        assert (picture["labels"] is None) != (picture["message"] is None)
+    found = {image["image"]: image for image in content["images"]}
+    assert len(found) == 6
+    for image in found.values():
+        assert (image["labels"] is None) != (image["message"] is None)
     assert content["faults"][0].startswith("photos/*.gif: ")
 
 
@@ -385,7 +385,7 @@ def test_a_name_that_cannot_be_written_does_not_stop_the_other_images(
     assert f"caaseg: photos/{long}: its results cannot be written" in error
     assert error.count("\n") == 1
     assert (cwd / os.fsdecode(b"out/labels/\xff.png")).is_file()
-    assert len(json.loads((cwd / "out.json").read_text())["pictures"]) == 5
+    assert len(json.loads((cwd / "out.json").read_text())["images"]) == 5
 
 
 def test_the_output_directory_may_be_inside_the_input_directory(
@@ -402,7 +402,7 @@ def test_the_output_directory_may_be_inside_the_input_directory(
 
 
 class Failing(nn.Module):
-    """Fails on wide pictures, in the way it is told to."""
+    """Fails on wide images, in the given way."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -430,9 +430,9 @@ def test_an_image_on_which_the_model_fails_does_not_stop_the_other_images(
     error: Exception, message: str, cwd: Path
 ) -> None:
     Image.new("RGB", (120, 10)).save("wide.png")
-    pictures = [InputImage(Path("wide.png"), Path("wide")), InputImage(Path("photos/y.jpg"), Path("y"))]
+    images = [InputImage(Path("wide.png"), Path("wide")), InputImage(Path("photos/y.jpg"), Path("y"))]
     model = LoadedModel(Failing(error), 3, None, distinct_colors(3), "")
-    bad, good = predict_images(PredictTask(model=model, options=PredictOptions(), out=cwd / "out"), pictures)
+    bad, good = predict_images(PredictTask(model=model, options=PredictOptions(), out=cwd / "out"), images)
     assert bad.message is not None
     assert bad.message.startswith(message)
     assert good.labels == str(cwd / "out/labels/y.png")
@@ -491,7 +491,7 @@ def check_shared_outcomes(cwd: Path, out: str, err: str) -> None:
     """Check the output of two processes that predicted three images and one bad file."""
     assert out.count("3 predicted, 0 already done, 1 failed: out") == 1, err
     assert err.count("caaseg: photos/bad.png: not an image") == 1
-    assert len(json.loads((cwd / "out.json").read_text())["pictures"]) == 4
+    assert len(json.loads((cwd / "out.json").read_text())["images"]) == 4
     assert len(list((cwd / "out/labels").rglob("*.png"))) == 3
 
 
@@ -631,11 +631,11 @@ def test_two_processes_share_the_images_and_redo_those_of_a_killed_one(model: Pa
             assert three.poll() is None
         three.kill()
         assert one.wait(300) == two.wait(300) == 0
-    told = [json.loads((cwd / name).read_text())["pictures"] for name in ("one.json", "two.json")]
-    for pictures in told:
-        assert len(pictures) == 43  # each command reports all images
-        assert all(picture["labels"] is not None for picture in pictures)
-    done = [{p["image"] for p in pictures if not p["there_already"]} for pictures in told]
+    found = [json.loads((cwd / name).read_text())["images"] for name in ("one.json", "two.json")]
+    for images in found:
+        assert len(images) == 43  # each command reports all images
+        assert all(image["labels"] is not None for image in images)
+    done = [{p["image"] for p in images if not p["already_done"]} for images in found]
     assert not done[0] & done[1]  # no image was predicted twice
     assert not list((cwd / "out").rglob("*.part.*"))  # temporary files of the killed process are deleted
     assert {path.stem for path in (cwd / "out/labels/many").iterdir()} >= {str(k) for k in range(40)}
@@ -664,21 +664,21 @@ def damaged(model: Path, cwd: Path, number: int, seed: int) -> None:
         (folder / f"{k:03d}.png").write_bytes(mutated(seeds[k % len(seeds)], rng))  # with random changes
     (folder / f"{number:03d}.png").write_bytes(seeds[0])  # an intact file after all others
     assert predict(model, "damaged", "--out", "out", "--json", "out.json") == 2
-    pictures = json.loads((cwd / "out.json").read_text())["pictures"]
-    assert [picture["image"] for picture in pictures] == [f"damaged/{k:03d}.png" for k in range(number + 1)]
-    good = [picture for picture in pictures if picture["labels"] is not None]
-    bad = [picture for picture in pictures if picture["message"] is not None]
+    images = json.loads((cwd / "out.json").read_text())["images"]
+    assert [image["image"] for image in images] == [f"damaged/{k:03d}.png" for k in range(number + 1)]
+    good = [image for image in images if image["labels"] is not None]
+    bad = [image for image in images if image["message"] is not None]
     assert len(good) + len(bad) == number + 1
     assert len(good) > number // 50
     assert len(bad) > number // 4
     assert good[-1]["image"] == f"damaged/{number:03d}.png"
-    for picture in good:
-        assert values(cwd / picture["labels"]).shape == tuple(picture["size"])
-    for picture in bad:
-        assert picture["message"].startswith(f"{picture['image']}: ")
-        assert picture["labels"] is None
+    for image in good:
+        assert values(cwd / image["labels"]).shape == tuple(image["size"])
+    for image in bad:
+        assert image["message"].startswith(f"{image['image']}: ")
+        assert image["labels"] is None
     written = {str(path.relative_to(cwd)) for path in (cwd / "out/labels").iterdir()}
-    assert written == {picture["labels"] for picture in good}
+    assert written == {image["labels"] for image in good}
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow may warn about damaged metadata
@@ -700,9 +700,9 @@ def test_an_image_of_10000_x_8000_takes_less_than_4_gb(cwd: Path) -> None:
     small.resize((10_000, 8_000), Image.Resampling.BICUBIC).save(cwd / "huge.jpg", quality=90)
     peak = peak_memory(cwd / "model", "huge.jpg", "--out", "out", "--json", "out.json")
     assert 0.3e9 < peak < 4e9
-    (picture,) = json.loads((cwd / "out.json").read_text())["pictures"]
-    assert picture["size"] == [8000, 10_000]
-    assert picture["windowed"]
+    (image,) = json.loads((cwd / "out.json").read_text())["images"]
+    assert image["size"] == [8000, 10_000]
+    assert image["tiled"]
     labels = values(cwd / "out/labels/huge.png")
     assert labels.shape == (8000, 10_000)
     assert len(np.unique(labels)) > 1

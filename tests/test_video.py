@@ -176,7 +176,7 @@ def test_the_command_predicts_images_and_videos(
         "or convert it to MP4\n"
     )
     assert len(read_clip(tmp_path / "out/overlays/street.mp4").frames) == 3
-    outcomes = {found["image"]: found for found in json.loads(Path("out.json").read_text())["pictures"]}
+    outcomes = {found["image"]: found for found in json.loads(Path("out.json").read_text())["images"]}
     assert outcomes["in/street.mp4"]["video"] == "out/overlays/street.mp4"
     assert outcomes["in/street.mp4"]["frames"] == 3
     assert outcomes["in/street.mp4"]["frames_per_second"] > 0

@@ -55,11 +55,11 @@ class ImageOutcome:
     """Path of the overlay video; None for an image, and if there is an error message."""
     message: str | None = None
     """Error message."""
-    there_already: bool = False
+    already_done: bool = False
     """Whether the results existed before, and nothing was done."""
     size: Size | None = None
     """Height and width after the EXIF rotation."""
-    windowed: bool = False
+    tiled: bool = False
     """Whether the image was tiled."""
     grid_disagreement: float | None = None
     """Share of pixels whose class changes with a shifted grid of windows; None if not requested or not tiled."""
@@ -187,7 +187,7 @@ def array_task() -> tuple[int, int]:
 def summary(outcomes: Sequence[ImageOutcome], left_out: int, out: Path) -> list[str]:
     """Return the lines that the command prints about all images."""
     done = [outcome for outcome in outcomes if outcome.message is None]
-    already = sum(outcome.there_already for outcome in done)
+    already = sum(outcome.already_done for outcome in done)
     lines = [f"{len(done) - already} predicted, {already} already done, {len(outcomes) - len(done)} failed: {out}"]
     if left_out:
         lines.append(f"skipped files without the suffix of an image: {left_out}")
@@ -266,7 +266,7 @@ def _existing_outcome(task: PredictTask, image: InputImage, metadata: Metadata) 
         image=str(image.path),
         labels=None if found else str(task.out / paths.labels),
         video=str(task.out / paths.video) if found else None,
-        there_already=True,
+        already_done=True,
         grid_disagreement=metadata.grid_disagreement if task.compare_grids else None,
     )
 
@@ -335,7 +335,7 @@ def _predict(
         image=str(image.path),
         labels=str(task.out / paths.labels),
         size=size,
-        windowed=predictor.is_tiled(size),
+        tiled=predictor.is_tiled(size),
         grid_disagreement=disagreement,
         seconds=time.perf_counter() - start,
     )

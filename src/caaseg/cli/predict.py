@@ -122,7 +122,7 @@ def predict(
         task_of = f"SLURM array task {array_index + 1} of {array_size}"
         console.print(f"{task_of}: {len(outcomes)} of {len(found.images)} images", soft_wrap=True)
     if json is not None:
-        results = {"pictures": [asdict(outcome) for outcome in outcomes], "faults": found.errors}
+        results = {"images": [asdict(outcome) for outcome in outcomes], "faults": found.errors}
         write_json({**provenance(torch_device, COMMAND_LINE), "model": model, **results}, json, console)
     for message in messages:
         print(f"caaseg: {printable(message)}", file=sys.stderr)
