@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(["caaseg.api", "caaseg.training.run", "pytest"])
 
 
 def start(function: Callable[..., object], *arguments: object) -> BaseProcess:
-    """Start a function of a module in a child process, with environment and warning filters of this process."""
+    """Start a module-level function in a child process, with environment and warning filters of this process."""
     inherited = (dict(os.environ), list(warnings.filters))
     child = CONTEXT.Process(target=_run_like_parent, args=(*inherited, function, *arguments))
     child.start()

@@ -59,6 +59,10 @@ def test_a_head_of_your_own_is_a_row_of_the_table_of_heads(tmp_path: Path) -> No
             "no recipe is shipped for pascal_context_60; give one with --recipe",
         ),
         (["table2", "--dataset", "camvid", "--recipe", "scenes/caa_resnet18"], "but recipe scenes/caa_resnet18 is for"),
+        (
+            ["camvid_ideas", "--dataset", "scenes"],
+            "but recipe camvid/caa_resnet18_long is for camvid",
+        ),
         (["table2", "--rows", "ca"], "--rows has 'ca'; expected any of axial, axial_se, caa"),
         (["table2", "--seeds", "0"], "--seeds is 0; expected greater than or equal to 1"),
         (["table2", "--seed", "3"], "--seed is set by the grid; expected --seeds N"),
@@ -66,6 +70,7 @@ def test_a_head_of_your_own_is_a_row_of_the_table_of_heads(tmp_path: Path) -> No
         (["table2", "--keep-run", "false"], "unknown option --keep-run; did you mean --keep-runs?"),
         (["table2", "--model.heed", "caa"], "unknown option --model.heed; did you mean --model.head?"),
         (["groups", "--dataset", "scenes"], "--dataset is given, but groups trains nothing and reads no data"),
+        (["groups", "--report-only"], "--report-only is given, but groups trains nothing and reads no data"),
         (["groups", "--steps", "3"], "--steps is given, but groups trains nothing with a recipe; leave it out"),
         (["table2", "--dataset", "camvid"], "data.root is missing: camvid needs the directory of its files"),
     ],

@@ -173,6 +173,18 @@ def test_rows_are_paired_by_common_seeds_and_classes_by_name(tmp_path: Path) -> 
     ]
 
 
+def test_a_row_that_shares_the_runs_of_its_baseline_is_not_compared(tmp_path: Path) -> None:
+    grid = plan_grid("camvid_ideas", tmp_path, rows=["base", "no_scaling", "car"], seeds=2, overrides=["--epochs=4"])
+    same = plan_grid("camvid_ideas", tmp_path, rows=["base", "no_scaling"], seeds=2, overrides=["--data.scales=1 1"])
+    for planned in (grid, same):
+        write_cells(planned, {key: [0.1, 0.2, 0.3 + key[1] / 10] for key in planned.by_row})
+    assert (grid_report(grid).comparisons, grid_report(grid).class_comparisons) == (2, 6)
+    assert "4 epochs with batch size 16, starting from random weights." in grid_report(grid).notes[0]
+    report = grid_report(same)
+    assert "These rows are the same network here" in "\n".join(report.notes)
+    assert (report.rows[1].difference, report.rows[1].classes, report.comparisons) == (None, {}, 0)
+
+
 def test_a_report_without_training_needs_finished_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
         "reproduce",

@@ -200,6 +200,30 @@ def test_no_cell_is_started_that_would_exceed_the_time_limit(copied: Path, capsy
     assert "--limit-minutes is 0; expected greater than 0" in capsys.readouterr().err
 
 
+def test_the_rest_of_a_run_is_estimated_from_the_steps_that_its_epochs_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = SCENES.index("--steps")
+    small = (*SCENES[:steps], *SCENES[steps + 2 :])
+    arguments = ["reproduce", "table2", "--rows", "axial", "--seeds", "2", *small, "--epochs", "4"]
+    arguments += ["--checkpoint_every", "1", "--validate_every", "6", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    first = cell(tmp_path, "axial-seed0")
+    assert (first["recipe"]["epochs"], first["steps"]) == (4, 6)  # 4 epochs of 3 images in batches of 2
+    path = tmp_path / "cells" / "axial-seed0.json"
+    path.write_text(json.dumps({**first, "training_seconds": None, "images_per_second": 1e-3}))
+    (tmp_path / "cells" / "axial-seed1.json").unlink()
+    run = tmp_path / "runs" / "axial-seed1"
+    shutil.rmtree(run / "model")
+    newest = sorted((run / "checkpoints").iterdir())
+    assert newest[-1].name == "step-00000006.pt"
+    newest[-1].unlink()  # as if it was killed after step 5
+    capsys.readouterr()
+    assert main([*arguments, "--limit-minutes", "1"]) == 0
+    # 1.1 times a sixth of 6 steps of 2 images, each taking 1,000 s.
+    assert re.search(r"axial-seed1 takes about 220\d s, and \d+ s are left", capsys.readouterr().out)
+
+
 @pytest.mark.parametrize(
     ("in_training", "in_scoring"),
     [

@@ -109,6 +109,7 @@ def test_a_checkpoint_of_an_earlier_version_resumes(root: Path) -> None:
         ),
         (("--model.channels", "8"), "because it has channels 16 instead of 8; set the same with --model.NAME"),
         (("--optimizer.name", "sgd"), "its optimizer is adamw, but optimizer.name is sgd; use the same"),
+        (("--optimizer.name", "adam"), "its optimizer is adamw, but optimizer.name is adam; use the same"),
         (("--optimizer.ema", "none"), "has EMA weights, but optimizer.ema is None; use the same setting"),
     ],
 )

@@ -37,8 +37,9 @@ def reproduce(
     Args:
         table: table1 to table5, state_of_the_art and appendix are the paper's; result_figure trains the models of its
             result figures; car compares heads without and with class-aware regularization; ade20k and voc2012 compare
-            heads with ResNet-101 in the settings of mmsegmentation; heads compares all heads with one recipe; groups
-            measures time and memory against the number of groups, without training.
+            heads with ResNet-101 in the settings of mmsegmentation; heads compares all heads with one recipe;
+            camvid_ideas compares changes of one recipe for CamVid; groups measures time and memory against the number
+            of groups, without training.
         out: directory for cells/, runs/, TABLE.md, .json and .png, and TABLE-classes.png with differences per class.
         dataset: train all rows on this dataset with one recipe, instead of on the paper's. If the table has several
             datasets and this is one of them, only its rows are run.
@@ -60,7 +61,14 @@ def reproduce(
     check_writable(json=json)
     check_directory(out, "--out")
     if table == "groups":
-        given = {"dataset": dataset, "root": root, "recipe": recipe, "rows": rows, "split": split}
+        given = {
+            "dataset": dataset,
+            "root": root,
+            "recipe": recipe,
+            "rows": rows,
+            "split": split,
+            "report-only": report_only or None,
+        }
         for option in (name for name, value in given.items() if value is not None):
             raise CaasegError(f"--{option} is given, but groups trains nothing and reads no data; leave it out")
         if overrides:

@@ -13,7 +13,7 @@ from caaseg.data.catalogue import find
 from caaseg.errors import CaasegError
 from caaseg.models.heads import HEADS, resolve_head
 from caaseg.recipes import load_recipe
-from caaseg.reproduce.tables import BASES, SCALES, TABLES, Row, options_of
+from caaseg.reproduce.tables import BASES, OWN_HEAD, SCALES, TABLES, Row, options_of
 
 
 class EvaluationProtocol(NamedTuple):
@@ -105,6 +105,7 @@ def plan_grid(
         overrides: command-line options that change the recipe; they take precedence over the row's values.
     """
     table = TABLES[name]
+    recipe = recipe or table.recipe
     if seeds is not None and seeds < 1:
         raise CaasegError(f"--seeds is {seeds}; expected 1 or more")
     for override in overrides:
@@ -181,7 +182,7 @@ def _own_heads(names: Sequence[str]) -> dict[str, Row]:
         name = resolve_head(head).__name__
         if name in taken:
             raise CaasegError(f"--rows has {head!r}, but another row is named {name}; rename the class")
-        rows[head] = Row(name=name, label=None, dataset=None, model={"head": head}, baseline="axial")
+        rows[head] = Row(name=name, label=None, dataset=None, model={"head": head}, baseline="axial", note=OWN_HEAD)
         taken.add(name)
     return rows
 

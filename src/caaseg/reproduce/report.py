@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from caaseg.analysis.paired import CONFIDENCE, Difference, paired_difference
+from caaseg.config import Recipe
 from caaseg.data.catalogue import find
 from caaseg.files import atomic_write
 from caaseg.reports.figures import COLORS, MARKERS, save
@@ -22,8 +23,9 @@ METHOD = (
     "Ours: mean over seeds ± sample standard deviation, in %. Differences are in points, paired over the seeds that "
     "both rows have, with confidence intervals (Student's t). The intervals are corrected for their number "
     f"(Bonferroni): with m intervals in a table, the confidence level of each is 1 - {1 - CONFIDENCE:.2f} / m. A "
-    "difference counts as shown only if its printed interval does not contain zero. The probability that a table shows "
-    f"any difference that does not exist is at most {1 - CONFIDENCE:.0%}. One seed gives no interval."
+    "difference counts as shown only if its interval does not contain zero. The probability that a table shows any "
+    f"difference that does not exist is at most {1 - CONFIDENCE:.0%}, if rows and seeds were chosen before their "
+    "results were known. Differences per class are a table of their own. One seed gives no interval."
 )
 
 MAX_CLASSES = 60
@@ -190,7 +192,8 @@ def _report_rows(grid: Grid, records: Mapping[tuple[str, int], Record | None]) -
     means, classes = dict[Any, Pairs](), dict[Any, dict[str, Pairs]]()
     for row, protocol in keys:
         ours, theirs = scores[row.name, protocol], scores.get((row.baseline or "", protocol), {})
-        common = [seed for seed in ours if seed in theirs]
+        # Rows with the same recipe share their runs: comparing a run with itself would show nothing.
+        common = [s for s in ours if s in theirs and grid.by_row[row.name, s] != grid.by_row[str(row.baseline), s]]
         means[row.name, protocol] = (
             [ours[seed]["mean_iou"] for seed in common],
             [theirs[seed]["mean_iou"] for seed in common],
@@ -270,7 +273,7 @@ def _notes(grid: Grid, datasets: set[str], paper_datasets: set[str]) -> Iterator
     """Yield notes about data, recipe and shared rows."""
     recipes = [cell.recipe for cell in grid.cells]
     budgets = {
-        f": {recipe.steps} steps with batch size {recipe.batch_size}, starting from "
+        f": {_length(recipe)} with batch size {recipe.batch_size}, starting from "
         f"{'pretrained' if recipe.model.pretrained else 'random'} weights"
         for recipe in recipes
     }
@@ -294,6 +297,10 @@ def _notes(grid: Grid, datasets: set[str], paper_datasets: set[str]) -> Iterator
     for names in shared.values():
         if len(names) > 1:
             yield f"These rows are the same network here, trained once per seed: {', '.join(names)}."
+
+
+def _length(recipe: Recipe) -> str:
+    return f"{recipe.steps} steps" if recipe.epochs is None else f"{recipe.epochs:g} epochs"
 
 
 def write_grid_report(grid: Grid, origin: Mapping[str, Any]) -> GridReport:

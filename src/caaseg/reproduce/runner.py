@@ -33,6 +33,7 @@ from caaseg.files import atomic_write
 from caaseg.models import load_model
 from caaseg.models.heads import own_head
 from caaseg.models.predictor import Precision, Predictor
+from caaseg.recipes import load_recipe
 from caaseg.reproduce.grid import Cell, EvaluationProtocol, Grid
 from caaseg.training import checkpoints
 from caaseg.training.checkpoints import MAY_CHANGE
@@ -264,13 +265,14 @@ def _train(
         "row": cell.row,
         "seed": cell.seed,
         "recipe": recipe.as_dict(),
+        "steps": result.step,
         "val_mean_iou": [line["val_mean_iou"] for line in lines if "val_mean_iou" in line][-1],
         "best_val_mean_iou": result.best_mean_iou,
         "best_step": result.best_step,
         "alone": alone and _is_alone(grid),
         "training_seconds": None if first_step else seconds,  # unknown for a resumed run
         "images_per_second": statistics.median(speeds) if speeds else None,
-        "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if on_gpu and first_step < recipe.steps else None,
+        "peak_gpu_bytes": torch.cuda.max_memory_allocated(device) if on_gpu and first_step < result.step else None,
     }
     return record, result.evaluation
 
@@ -314,10 +316,13 @@ def _estimate_seconds(grid: Grid, cell: Cell, origin: Mapping[str, Any]) -> floa
         if record is not None and record["hardware"]["device"] == origin["hardware"]["device"]:
             training, speed = record["training_seconds"], record["images_per_second"]
             if training is None and speed is not None:
-                training = other.recipe.steps * other.recipe.batch_size / speed
+                training = record.get("steps", other.recipe.steps) * other.recipe.batch_size / speed
             total = (training or 0) + sum(score["seconds"] for score in record["scores"])
             seconds[other.row] = max(total, seconds.get(other.row, 0))
     if not seconds:
         return None
-    remaining = 1 - checkpoints.newest_step(grid.run(cell)) / cell.recipe.steps
+    run = grid.run(cell)
+    done = checkpoints.newest_step(run)
+    # The recipe of a run has the number of steps that its epochs take.
+    remaining = 1 - done / load_recipe(run / checkpoints.RECIPE).steps if done else 1
     return SAFETY_FACTOR * seconds.get(cell.row, max(seconds.values())) * max(remaining, 0)

@@ -127,6 +127,8 @@ class Table:
     """Heading of the published numbers."""
     seeds: int = PAPER_SEEDS
     """Default number of seeds with the rows' own recipes."""
+    recipe: str | None = None
+    """Default recipe of all rows, for a table about one recipe."""
     quoted: tuple[Quoted, ...] = ()
     notes: tuple[str, ...] = ()
     """Explanations, and notes on errors in the paper's text."""
@@ -271,6 +273,8 @@ OWN_LOSSES = {
     "encnet": ("encnet_presence", "EncNet with its presence loss", "--loss.presence_weight=0"),
 }
 """Heads with additional losses: name and label of the row with these losses, and option that turns them off."""
+
+OWN_HEAD = "A head from a file is trained with all of its losses; other rows have no additional losses."
 
 DETACHED = (
     "The channel branch of axial_se has a classifier whose input is detached. Its loss trains only this classifier "
@@ -727,7 +731,7 @@ TABLES: dict[str, Table] = {
     "camvid_ideas": Table(
         title="CamVid from random weights: ideas for a better recipe",
         rows=(
-            Row(name="base", label="none", dataset=None, model={"head": "caa"}),
+            Row(name="base", label="no change", dataset=None, model={"head": "caa"}),
             *(
                 Row(
                     name=idea.name,
@@ -740,6 +744,7 @@ TABLES: dict[str, Table] = {
                 for idea in IDEAS
             ),
         ),
+        recipe="camvid/caa_resnet18_long",
         notes=NOTES,
     ),
 }

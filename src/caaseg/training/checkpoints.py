@@ -101,8 +101,9 @@ def check_state(
         found = "no EMA weights" if state["ema"] is None else "EMA weights"
         raise CaasegError(f"{source}: has {found}, but optimizer.ema is {recipe.optimizer.ema}; use the same setting")
     try:
-        make_optimizer(model, recipe.optimizer).load_state_dict(state["optimizer"])
         name = _optimizer_name(state["optimizer"]["param_groups"][0])
+        if name == recipe.optimizer.name:
+            make_optimizer(model, recipe.optimizer).load_state_dict(state["optimizer"])
     except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
         raise CaasegError(f"{source}: the state of its optimizer does not fit the model ({error})") from error
     if name != recipe.optimizer.name:

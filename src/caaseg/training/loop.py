@@ -195,12 +195,12 @@ def train_loop(
             if not (validate or stopping or step % recipe.checkpoint_every == 0):
                 continue
             log.flush()  # raises if the loss was not finite: such weights are not saved
+            if validate and ema is not None and recipe.optimizer.ema_batch_norm == "recomputed":
+                _recompute_batch_norm(fabric, recipe, ema, model, train_data, prepare)
             with end_together():
                 check_finite(step, model, scored)
             is_new_best = False
             if validate:
-                if ema is not None and recipe.optimizer.ema_batch_norm == "recomputed":
-                    _recompute_batch_norm(fabric, recipe, ema, model, train_data, prepare)
                 copy_first_buffers(scored)  # all ranks validate the model that is saved
                 best_worst = BestWorstImages(len(val_data.classes)) if is_last else None
                 evaluation = _validate(fabric, recipe, scored, val_data, metrics, best_worst)
