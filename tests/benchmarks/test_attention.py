@@ -10,7 +10,7 @@ import torch
 from caaseg.attention import channelized_axial_attention
 from caaseg.benchmarks import attention as benchmark
 from caaseg.cli import main
-from caaseg.cli.benchmark import report_attention
+from caaseg.cli.benchmark.attention import report_attention
 
 CPU = torch.device("cpu")
 SMALL = ["--channels", "8", "--key-channels", "4", "--groups", "1,2,16", "--seconds", "0", "--sizes"]
