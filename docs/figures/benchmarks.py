@@ -13,7 +13,8 @@ from caaseg.benchmarks.attention import Case, Measurement
 from caaseg.benchmarks.model import ModelCost
 from caaseg.reports.figures import draw_groups, draw_growth, save
 from caaseg.reproduce.grid import plan_grid, stored_seeds
-from caaseg.reproduce.report import GridReport, draw_classes, draw_grid, grid_report
+from caaseg.reproduce.report import GridReport, grid_report
+from caaseg.reproduce.report_figures import draw_classes, draw_grid
 from caaseg.reproduce.runner import finished_grid
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

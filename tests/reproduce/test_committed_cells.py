@@ -7,7 +7,8 @@ from scipy import stats
 
 from caaseg.config import Recipe
 from caaseg.reproduce.grid import plan_grid, stored_seeds
-from caaseg.reproduce.report import grid_report, shown_lines
+from caaseg.reproduce.report import grid_report
+from caaseg.reproduce.report_text import shown_lines
 from caaseg.reproduce.runner import finished_grid, read_cell, score_of
 from caaseg.training.checkpoints import MAY_CHANGE
 

@@ -9,18 +9,9 @@ from scipy import stats
 from caaseg.analysis.paired import paired_difference
 from caaseg.cli import main
 from caaseg.reproduce.grid import Grid, plan_grid, stored_seeds
-from caaseg.reproduce.report import (
-    Cost,
-    GridReport,
-    ReportRow,
-    as_json,
-    draw_classes,
-    draw_grid,
-    grid_report,
-    grid_table,
-    markdown,
-    shown_lines,
-)
+from caaseg.reproduce.report import Cost, GridReport, ReportRow, grid_report
+from caaseg.reproduce.report_figures import draw_classes, draw_grid
+from caaseg.reproduce.report_text import as_json, grid_table, markdown, shown_lines
 from caaseg.reproduce.runner import finished_grid
 from caaseg.reproduce.tables import TABLES
 

@@ -20,7 +20,6 @@ from caaseg.models import load_model
 from caaseg.models.predictor import Predictor
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
-from caaseg.training.loop import StopSignals
 from caaseg.training.metrics_log import read_metrics
 from caaseg.training.ranks import (
     LostRankError,
@@ -31,6 +30,7 @@ from caaseg.training.ranks import (
     match_gradient_strides,
 )
 from caaseg.training.setup import open_split, resolve_processes
+from caaseg.training.stop_signals import StopSignals
 from tests import processes
 from tests.processes import exit_with_command, run_ranks
 from tests.training.small import SMALL_ARGUMENTS

@@ -78,7 +78,8 @@ def reproduce(
 
     from caaseg.benchmarks.provenance import provenance
     from caaseg.reproduce.grid import plan_grid, stored_seeds
-    from caaseg.reproduce.report import as_json, grid_table, report_lines, shown_lines, write_grid_report
+    from caaseg.reproduce.report_files import write_grid_report
+    from caaseg.reproduce.report_text import as_json, grid_table, report_lines, shown_lines
     from caaseg.reproduce.runner import GridStatus, finished_grid, run_grid
 
     grid = plan_grid(

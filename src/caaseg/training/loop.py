@@ -1,17 +1,14 @@
 """The training loop.
 
-All random numbers of a step depend on the seed, the step and the rank only, as the samples do. So a run that is killed
-and resumed ends with the same weights as an uninterrupted run.
+The samples and all random numbers of a step depend only on the seed, the step and the rank. So a run that is killed and
+resumed ends with the same weights as an uninterrupted run.
 """
 
 import logging
-import signal
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -46,6 +43,7 @@ from caaseg.training.ranks import (
 from caaseg.training.run_directory import explain_write_error
 from caaseg.training.setup import check_labels
 from caaseg.training.step_log import Progress, StepLog
+from caaseg.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -78,7 +76,7 @@ class TrainingResult(NamedTuple):
 
     @classmethod
     def finished_before(cls, run: Path, state: dict[str, Any], recipe: Recipe) -> "TrainingResult":
-        """Return the result of a run whose last checkpoint is its last step."""
+        """Return the result of a run whose newest checkpoint is from its last step."""
         best = state["best"]
         return cls(run, state["step"], True, None, best.get("mean_iou"), best.get("step"), recipe)
 
@@ -117,7 +115,7 @@ def train_loop(
     model = fabric.to_device(model).to(memory_format=layout).train()  # type: ignore[call-overload]
     if recipe.model.freeze_backbone:
         model.backbone.eval()  # batch norm then uses its statistics and does not change them
-    # One kernel updates all weights. Not in 16 bits: it would apply gradients before they are unscaled and clipped.
+    # One kernel updates all weights, except with precision 16: it would apply gradients before unscaling and clipping.
     fused = device.type == "cuda" and recipe.precision != "16"
     optimizer: Any = fabric.setup_optimizers(make_optimizer(model, recipe.optimizer, fused=fused))
     ema = None if recipe.optimizer.ema is None else EMA(model, recipe.optimizer.ema)
@@ -190,7 +188,7 @@ def train_loop(
             log.step(step, own_loss, batch.names, count)
 
             stopping = stop.agreed()
-            is_last = is_finished(recipe, step, best)  # with early stopping: unless this validation is the best
+            is_last = is_finished(recipe, step, best)  # early stopping: corrected below if this validation is the best
             validate = is_last or step % recipe.validate_every == 0
             if not (validate or stopping or step % recipe.checkpoint_every == 0):
                 continue
@@ -267,48 +265,6 @@ def is_finished(recipe: Recipe, step: int, best: dict[str, Any]) -> bool:
     return step >= recipe.steps or step - best["step"] >= recipe.early_stopping * recipe.validate_every
 
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
-"""Signals that stop a run after a step."""
-
-
-class StopSignals:
-    """Turns SIGTERM and SIGINT into a request to stop after a step, the same step on all ranks.
-
-    A second Ctrl-C interrupts at once. Handlers are restored at the end.
-    """
-
-    def __init__(self, ranks: int, device: torch.device) -> None:
-        self.signal: int | None = None
-        self._ranks, self._device = ranks, device
-        self._votes: Tensor | None = None  # number of ranks that got each of SIGNALS, one step ago
-        self._handlers: dict[int, Any] = {}
-
-    def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers there only
-            self._handlers = {number: signal.signal(number, self._stop) for number in SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _stop(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def agreed(self) -> bool:
-        """Return whether all ranks stop after this step. Ranks vote; votes are read a step later, without waiting."""
-        if self._ranks == 1:
-            return self.signal is not None
-        got = (
-            [] if self._votes is None else [number for number, votes in zip(SIGNALS, self._votes, strict=True) if votes]
-        )
-        self._votes = sum_over_ranks(torch.tensor([int(self.signal == number) for number in SIGNALS]).to(self._device))
-        if got and self.signal is None:  # another rank got it first: all ranks report the same signal
-            self.signal = got[0]
-        return bool(got)
-
-
 def save_model(model: Segmenter, run: Path, name: str, recipe: Recipe, step: int, mean_iou: float | None) -> None:
     """Save a model in a directory of the run, with a card that states how it was trained."""
     score = "" if mean_iou is None else f" Mean IoU on {recipe.data.val_split}: {100 * mean_iou:.2f}."
@@ -318,7 +274,7 @@ def save_model(model: Segmenter, run: Path, name: str, recipe: Recipe, step: int
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Return the seed of dropout in a step of a rank."""
+    """Return the seed of dropout for a step on a rank."""
     return int(np.random.SeedSequence((seed, DROPOUT_STREAM, step, rank)).generate_state(1)[0])
 
 
@@ -335,11 +291,11 @@ class _Forward(nn.Module):
 
 
 def can_capture_graph(recipe: Recipe, model: nn.Module, ranks: int) -> bool:
-    """Return whether `cuda_graph` applies: not if the network itself communicates, in synchronized batch norm.
+    """Return whether `cuda_graph` applies. It does not if the network itself communicates, in synchronized batch norm.
 
-    Operations of NCCL can be captured, but a rank that fails would leave the others waiting in a replay, without the
-    messages and time limits of other operations. Gradients are averaged after the replay instead of by
-    DistributedDataParallel, which communicates from hooks that a captured backward pass does not call.
+    NCCL operations can be captured, but if one rank failed, the others would wait in a replay, without an error message
+    or a time limit. Gradients are averaged after the replay instead of by DistributedDataParallel, which communicates
+    from hooks that a captured backward pass does not call.
     """
     return recipe.cuda_graph and (ranks == 1 or not any(isinstance(part, nn.SyncBatchNorm) for part in model.modules()))
 
@@ -360,7 +316,7 @@ def _network(
     if recipe.cuda_graph and not can_capture and fabric.is_global_zero:
         logger.warning(
             "cuda_graph is off, because batch norm is synchronized between GPUs and a graph cannot wait for other GPUs "
-            "safely; set sync_batch_norm false to use it, with batch statistics per GPU"
+            "safely; set sync_batch_norm false to use the graph, with batch statistics per GPU"
         )
     if fabric.world_size > 1 and can_capture:
         copy_first_state(model)
@@ -432,7 +388,7 @@ def _validate(
 
 
 def _class_weights(fabric: "Fabric", recipe: Recipe, data: SegmentationDataset) -> Tensor | None:
-    """Return the factor per class; "log" reads every training label."""
+    """Return the loss weight per class. The setting "log" reads every training label."""
     setting = recipe.loss.class_weights
     if setting == "none":
         return None
