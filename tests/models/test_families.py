@@ -68,9 +68,13 @@ REFUSED = {
     "visformer_tiny": "features_only not implemented for Vision Transformer models",
 }
 SIZE = (67, 91)
+FAST = ("test_resnet", "test_convnext", "test_vit", "test_mambaout", "repvit_m0_9")
+"""Small members of the three kinds of families: dilated, plain, pyramid. The others take seconds each."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
+)
 def test_a_family_has_the_requested_stride_or_is_refused(name: str) -> None:
     family = FAMILIES[name]
     found = layout(name, None)

@@ -272,6 +272,7 @@ def test_a_signal_stops_a_grid_in_training_and_in_scoring_and_it_resumes(
     assert "This is not a table of the paper" in (tmp_path / "grid" / "heads.md").read_text()
 
 
+@pytest.mark.slow
 def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
     finished: tuple[Path, str], tmp_path: Path
 ) -> None:

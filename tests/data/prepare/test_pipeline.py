@@ -409,12 +409,13 @@ def kill_at_changes(name: str, directories: tuple[str, ...], roots: Path, server
     assert change > 30  # download, unpack, rename and convert
 
 
-def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp_path: Path, step: int) -> None:
     trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
     (tmp_path / "roots").mkdir()
     directories = ("images", "annotations", "imageLists", "labels")
-    kill_at_changes("coco_stuff_10k", directories, tmp_path / "roots", server)
+    kill_at_changes("coco_stuff_10k", directories, tmp_path / "roots", server, step=step)
 
 
 @pytest.mark.slow
