@@ -1,4 +1,4 @@
-"""Cost of our heads beside those of mmsegmentation."""
+"""Cost of our heads compared with those of mmsegmentation."""
 
 import json
 import sys

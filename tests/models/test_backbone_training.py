@@ -172,8 +172,8 @@ def test_layers_are_numbered_from_the_stem() -> None:
     [
         ("efficientvit_b0", "drop_path", "backbone efficientvit_b0 does not support drop_path; leave it out, or use"),
         ("hrnet_w18_small", "drop_path", "backbone hrnet_w18_small does not support drop_path; leave it out, or use"),
-        ("caformer_s18", "freeze", "backbone caformer_s18: timm does not number its layers, which frozen_stages needs"),
-        ("repvit_m0_9", "freeze", "backbone repvit_m0_9: timm does not number its layers, which frozen_stages needs"),
+        ("caformer_s18", "freeze", "backbone caformer_s18: timm does not number its layers, but frozen_stages needs"),
+        ("repvit_m0_9", "freeze", "backbone repvit_m0_9: timm does not number its layers, but frozen_stages needs"),
         ("test_resnet", "freeze", "frozen_stages is 5, but backbone test_resnet has 4 stages; use fewer"),
     ],
 )

@@ -192,7 +192,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: Ti
         ),
         (
             {"name": "resnet50", "stages": 3, "multi_grid": (1, 2, 4)},
-            "multi_grid is (1, 2, 4), for the last stage of resnet50, which stages=3 does not build; leave out one",
+            "multi_grid is (1, 2, 4), but stages=3 leaves out the last stage of resnet50, to which multi_grid applies",
         ),
         ({"name": "resnet5"}, "backbone 'resnet5' is not a timm model; did you mean resnet50"),
         ({"name": "vgg11"}, "backbone vgg11 does not support output stride 16; it supports 32"),
@@ -211,7 +211,7 @@ def test_three_stages_of_a_resnet18_equal_those_of_the_full_network(resnet18: Ti
         ),
         (
             {"name": "convnext_atto", "dilation": "authors"},
-            "backbone convnext_atto: dilation authors is known for ResNets and EfficientNets only; use dilation timm",
+            "backbone convnext_atto: dilation authors supports only ResNets and EfficientNets; use dilation timm",
         ),
         (
             {"name": "resnet18", "top_features": True},

@@ -192,7 +192,7 @@ def test_a_conversion_overwrites_nothing(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CaasegError, match=r"nothing: no such checkpoint; expected NAME\.index beside"):
+    with pytest.raises(CaasegError, match=r"nothing: no such checkpoint; expected NAME\.index next to"):
         convert(tmp_path / "nothing", tmp_path / "model")
     with pytest.raises(CaasegError, match=r"expected the \.index file of one checkpoint, found none"):
         convert(tmp_path, tmp_path / "model")

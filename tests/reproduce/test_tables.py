@@ -124,7 +124,7 @@ def test_rows_that_the_paper_leaves_open_have_a_note() -> None:
         if row.note and name != "heads"
     }
     for row in ("caa_convnext_large", "caa_car_convnext_large", "caa_dinov2_base"):
-        assert "and no settings: ours are" in noted.pop(f"ade20k/{row}_160k")
+        assert "Neither a number nor settings" in noted.pop(f"ade20k/{row}_160k")
     assert "trained at stride 8 or 16" in noted.pop("table5/caa_efficientnet_b7_s8")
     assert "does not state the schedule" in noted["appendix/caa_efficientnet_b5_coco_stuff_164k"]
     assert list(noted) == [f"appendix/{row.name}" for row in TABLES["appendix"].rows]

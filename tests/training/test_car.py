@@ -137,7 +137,7 @@ class PlainHead(Head):
 
 def test_a_head_without_a_linear_layer_is_refused_with_car() -> None:
     small_model(PlainHead)
-    with pytest.raises(CaasegError, match=r"car is true, but head .*PlainHead has no linear layer `car`; leave it out"):
+    with pytest.raises(CaasegError, match=r"car is true, but head .*PlainHead has no linear layer `car`; leave the"):
         small_model(PlainHead, car=True)
 
 

@@ -90,7 +90,7 @@ def test_a_repaired_image_is_a_warning(root: Path, caplog: pytest.LogCaptureFixt
     Image.open(path).save(path, quality=30)
     with caplog.at_level(logging.WARNING):
         assert train(recipe(root), root / "run", device="cpu", resume="auto").finished
-    assert "step-00000001.pt: files of split train have another size now: 2" in caplog.text
+    assert "step-00000001.pt: files of split train have changed their size: 2" in caplog.text
 
 
 def test_a_checkpoint_of_an_earlier_version_resumes(root: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_an_earlier_version_resumes(root: Path) -> None:
             ("--model.head", "axial"),
             "its weights do not fit, because it has head fcn instead of axial",
         ),
-        (("--model.channels", "8"), "because it has channels 16 instead of 8; set the same with --model.NAME"),
+        (("--model.channels", "8"), "because it has channels 16 instead of 8; set the same values with --model.NAME"),
         (("--optimizer.name", "sgd"), "its optimizer is adamw, but optimizer.name is sgd; use the same"),
         (("--optimizer.name", "adam"), "its optimizer is adamw, but optimizer.name is adam; use the same"),
         (("--optimizer.ema", "none"), "has EMA weights, but optimizer.ema is None; use the same setting"),

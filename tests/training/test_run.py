@@ -287,7 +287,7 @@ def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(
     assert main(other) == 2
     err = capsys.readouterr().err
     assert f"{tmp_path / 'scenes'}: its weights do not fit, because it has channels" in err
-    assert "instead of 32; set the same with --model.NAME, or leave them out" in err
+    assert "instead of 32; set the same values with --model.NAME, or leave these options out" in err
 
 
 def test_a_run_trains_on_two_joined_splits(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def damaged_log(run: Path) -> None:
 def test_a_damaged_line_inside_the_log_is_named(tmp_path: Path, line: str) -> None:
     good = [json.dumps({"step": step}) + "\n" for step in (1, 3)]
     (tmp_path / FILE).write_text(good[0] + line + good[1])
-    with pytest.raises(CaasegError, match=r"metrics\.jsonl: line 2 is damaged; expected a JSON object with the number"):
+    with pytest.raises(CaasegError, match=r"metrics\.jsonl: line 2 is damaged; expected a JSON object with the key"):
         read_metrics(tmp_path / FILE)
     (tmp_path / FILE).write_text(good[0] + line + line)  # at the end of the file: left by a killed process
     assert read_metrics(tmp_path / FILE) == [{"step": 1}]

@@ -120,7 +120,7 @@ PARTS = (
         (*_models("caa"), *TINY_MODELS, "--inference-only", "--dtype", "float32"),
     ),
 )  # fmt: skip
-"""All parts: those for a GPU first, so that its time is used without pause."""
+"""All parts. The parts for a GPU come first, so that the GPU does not wait in between."""
 
 
 class Finished(NamedTuple):
@@ -154,7 +154,7 @@ def run_parts(
     quick: bool = False,
     run: Callable[[list[str], Path], int],
 ) -> Iterator[tuple[Finished, bool]]:
-    """Run the parts that have not finished before. Yield each result, and whether it is from before.
+    """Run the parts that have not finished before. Yield each result, and whether it is from an earlier run.
 
     A part that fails does not end the others.
 

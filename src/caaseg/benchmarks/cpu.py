@@ -1,7 +1,7 @@
 """Benchmark of inference on a CPU: our model and torchvision's FCN in float32, and our models in INT8.
 
-Other programs slow a measurement down, never up. So all models are built first, then measured in turn, several times,
-and the fastest call of each counts.
+Other programs can only slow a measurement down. So all models are built first, then measured in turn, several times,
+and the fastest call of each model counts.
 """
 
 import statistics
@@ -168,9 +168,9 @@ def measure_int8(
 
 
 def ratios(timings: list[Timing]) -> dict[str, float]:
-    """Return how many times as fast our model is as torchvision's, each in its fastest float32 form, and INT8 as ONNX.
+    """Return speedups: of our model over torchvision's, and of INT8 over float32 ONNX.
 
-    `caa_over_fcn_plain` is without Winograd's algorithm.
+    Both models are in their fastest float32 form; `caa_over_fcn_plain` is without Winograd's algorithm.
     """
     seconds = {(timing.model, timing.form): timing.seconds for timing in timings}
 

@@ -1,4 +1,4 @@
-"""Cost of our heads beside those of mmsegmentation, both measured in one run with the same settings."""
+"""Cost of our heads compared with those of mmsegmentation, measured in one run with the same settings."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ def measure_heads(
     seconds: float,
     limit_s: float | None = None,
 ) -> Iterator[tuple[Part, HeadCosts]]:
-    """Measure each head and mmsegmentation's. A part that fails is named in the result, and the others continue.
+    """Measure our heads and those of mmsegmentation. A failed part is named in the result, and the others continue.
 
     Args:
         heads: names of heads, such as psp.

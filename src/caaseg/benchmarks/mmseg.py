@@ -64,8 +64,8 @@ def build_mmseg(name: str, *, backbone: str, output_stride: int, num_classes: in
 
     Args:
         name: our name of the head.
-        backbone: resnet50, resnet101 or resnet152; with a c, as in resnet101c, the stem has three 3x3 convolutions:
-            mmsegmentation's ResNetV1c, which its published models have.
+        backbone: resnet50, resnet101 or resnet152. A suffix c, as in resnet101c, selects mmsegmentation's ResNetV1c,
+            whose stem has three 3x3 convolutions, as in its published models.
         output_stride: 8, 16 or 32.
         num_classes: number of classes.
     """
@@ -120,7 +120,7 @@ def _load(name: str, model: str) -> Any:
 
     directory = Path(mmseg.__file__).parent / ".mim" / "configs" / "_base_" / "models"
     found = Config.fromfile(directory / f"{CONFIGURATIONS[name]}.py").model
-    if name == "segformer":  # its own backbone is a transformer: give it the ResNet of UPerNet
+    if name == "segformer":  # replace its own backbone, a transformer, by the ResNet of UPerNet
         resnet = Config.fromfile(directory / f"{CONFIGURATIONS['upernet']}.py").model
         found.decode_head.in_channels = resnet.decode_head.in_channels
         resnet.decode_head = found.decode_head

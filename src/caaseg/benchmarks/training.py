@@ -44,8 +44,8 @@ def measure_training(
 ) -> TrainingSpeed:
     """Run `caaseg train` and stop it after the measurement.
 
-    The first step is not logged. Its time follows from that of the first log line and the speed of the later steps,
-    which are faster than the first ones.
+    The first step is not logged. Its time is computed from the time of the first log line and the speed of later steps.
+    This is an upper bound, because later steps are faster than the first ones.
 
     Args:
         arguments: recipe and options of the command, without --out.

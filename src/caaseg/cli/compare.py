@@ -23,8 +23,8 @@ def compare(
     """Draw images, labels and the predictions of several models side by side, with boxes where they differ most.
 
     Images are chosen by name, or automatically if their number is given: the split is divided into this number of
-    parts, because neighboring images, such as video frames, are similar, and from each part the image on which the
-    models differ most is drawn.
+    parts, and the image of each part on which the models differ most is drawn. The parts avoid similar images, such as
+    neighboring video frames.
 
     Args:
         models: two or more models with the same classes, each a run, a model directory or hf://owner/name.

@@ -14,7 +14,8 @@ def convert(checkpoint: Path, *, out: Path, output_stride: OutputStride = 16, js
     backbone, and .h5 files of such backbones, which need h5py. Lists the variables that the result does not contain.
 
     Args:
-        checkpoint: a checkpoint (NAME.index or NAME), the directory of one, or an .h5 file of backbone weights.
+        checkpoint: a checkpoint (NAME.index or NAME), a directory with one checkpoint, or an .h5 file of backbone
+            weights.
         out: directory of the model; for backbone weights a .safetensors file, for --model.pretrained.
         output_stride: output stride of the model; the checkpoint does not contain it.
         json: file for the lists of variables; - is standard output.

@@ -38,7 +38,7 @@ def export(
 
     With --int8, convolutions compute with 8-bit integers, which is faster on CPUs and changes some predictions. The
     ranges of the values come from the images of --calibrate. The mean IoU before and after is printed and stored, or,
-    without labels, the share of pixels that are predicted alike.
+    without labels, the share of pixels for which both models predict the same class.
 
     Args:
         model: a run, a model directory or hf://owner/name.
@@ -49,8 +49,8 @@ def export(
         winograd: compute large 3 x 3 convolutions by Winograd's algorithm, which is faster with onnxruntime on a CPU
             and needs more memory; for models such as ResNet-50, not for --int8.
         int8: quantize the ONNX model to INT8.
-        calibrate: for --int8, a directory of images like those to predict, or the directory of a dataset: CamVid, your
-            own images and masks, or that of --dataset; then its training images are used.
+        calibrate: for --int8, a directory of images like those to predict, or the directory of a dataset, whose
+            training images are used: CamVid, your own images and masks, or that of --dataset.
         dataset: for --int8, dataset name (see caaseg data list) of labeled images that score the model; by default that
             of --calibrate, if it has labels.
         root: directory of the dataset; by default that of --calibrate.
@@ -84,8 +84,8 @@ def export(
         on = None if name is None else {"dataset": name, "split": split}
         measured |= {"calibrate": str(calibrate), "scored_on": on, "int8": scores._asdict()}
     console.print(
-        f"{len(check.sizes)} random sizes: logits differ by at most {check.difference:.1e} (they are up to "
-        f"{check.largest_logit:.3g}, and differ by {check.rounding:.1e} from float64)",
+        f"{len(check.sizes)} random sizes: logits differ by at most {check.difference:.1e} (the largest absolute logit "
+        f"is {check.largest_logit:.3g}; float32 and float64 differ by {check.rounding:.1e})",
         highlight=False,
     )
     if calibrate is not None:

@@ -12,7 +12,7 @@ from caaseg.models.families import FAMILIES, access
 NOTES = (
     "no neck: output strides of --model.output-stride without a neck; any output stride works with neck resize.",
     "weights: free, non-commercial, or with terms of their own, which the license states.",
-    "caaseg models PATTERN lists the timm models of a name, such as dinov2 or 'convnext*'.",
+    "caaseg models PATTERN lists the timm models whose names contain or match it, such as dinov2 or 'convnext*'.",
 )
 
 

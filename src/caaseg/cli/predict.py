@@ -36,8 +36,8 @@ def predict(
     """Predict images: labels as indexed PNG in OUT/labels, overlays in OUT/overlays. A video gets an overlay video.
 
     Results have the size of the displayed image, with EXIF rotation applied, and keep the directory structure of the
-    inputs. Finished images are skipped when the command is repeated, and an unfinished video is continued. Several
-    commands at once, the processes of torchrun and the tasks of a SLURM job array share the images. A file that cannot
+    inputs. Finished images are skipped when the command is repeated, and an unfinished video is continued. Commands
+    that run at the same time, processes of torchrun and tasks of a SLURM job array share the images. A file that cannot
     be read is reported at the end, and the exit code is 2.
 
     Args:
@@ -60,8 +60,8 @@ def predict(
         source_values: write labels with the values or colors of the masks in the dataset folder that the model was
             trained on, such as 0 and 255, instead of class ids.
         probabilities: save probabilities too, as OUT/probabilities/NAME.npy, float16 of shape (height, width, classes).
-        compare_grids: predict images that are divided into windows once more with shifted windows, and report the
-            fraction of pixels that change their class.
+        compare_grids: predict images that are divided into windows a second time with shifted windows, and report the
+            fraction of pixels whose class changes.
         max_pixels: images with more pixels are refused before decoding.
         legend: draw the names and colors of the classes right of overlays; videos always have them.
         smooth: weight of the earlier frames of a video in an exponential moving average of the scores, 0 or more and

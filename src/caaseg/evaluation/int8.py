@@ -28,7 +28,7 @@ class Int8Scores(NamedTuple):
 
     calibration_images: int
     images: int  # on which both models were compared
-    pixel_agreement: float  # share of the pixels that both predict alike
+    pixel_agreement: float  # share of the pixels for which both predict the same class
     float32_mean_iou: float | None  # this and the next: None without labels
     int8_mean_iou: float | None
 
@@ -41,7 +41,7 @@ def export_int8(
     dataset: SegmentationDataset | None = None,
     progress: Progress = lambda step, done, total: None,
 ) -> tuple[Check, Int8Scores]:
-    """Export a model to ONNX, quantize it to INT8, and compare the two. The file is written at the end, complete.
+    """Export a model to ONNX, quantize it to INT8, and compare the two. The file is written as a whole at the end.
 
     Args:
         model: the model.

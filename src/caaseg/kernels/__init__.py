@@ -14,5 +14,5 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def is_supported(tensor: Tensor) -> bool:
-    """Return whether the kernels can process a tensor: triton is installed, and it is on a GPU in one of `DTYPES`."""
+    """Return whether the kernels can process a tensor: triton, a tensor on a GPU, and one of `DTYPES`."""
     return HAS_TRITON and tensor.is_cuda and tensor.dtype in DTYPES

@@ -124,7 +124,7 @@ def attend_lines(
 
 
 def _channels_per_program(num_lines: int, channels: int, block: int) -> int:
-    """Return all channels, so that weights are computed once per line, or fewer if a GPU needs more programs."""
+    """Return all channels, so that weights are computed once per line, or fewer channels for more programs."""
     program_c = ceil_div(channels, block) * block
     while program_c % (2 * block) == 0 and num_lines * ceil_div(channels, program_c) < 512:
         program_c //= 2

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from caaseg.models.segmenter import create_model as create_model
     from caaseg.models.segmenter import with_output_stride as with_output_stride
 
-# Imported at first use: `caaseg.models.heads`, which the settings need, must not import torch.
+# Submodules are imported at first use: the settings import `caaseg.models.heads`, which must not import torch.
 _MODULES = {
     "HEADS": "caaseg.models.heads",
     "ModelConfig": "caaseg.config",

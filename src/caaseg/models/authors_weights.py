@@ -1,4 +1,4 @@
-"""Weights of the authors' TensorFlow models: names and axis order of their variables in ours.
+"""Names and axis order of the authors' TensorFlow variables, converted to those of a `Segmenter`.
 
 The names are paths in a TensorFlow checkpoint, without the leading model/ and the trailing
 /.ATTRIBUTES/VARIABLE_VALUE: backbone/stacks/0/blocks/2/conv2_conv/kernel. Two repositories name the parts of the
@@ -22,7 +22,7 @@ KINDS = {
     "moving_mean": "running_mean",
     "moving_variance": "running_var",
 }
-"""Last component of a variable's name -> ours."""
+"""Last component of a variable's name -> last component of the parameter's or buffer's name."""
 
 PARTS = {
     "seg_head/entry_convbnrelu": "head.entry",
@@ -42,7 +42,7 @@ PARTS = {
     "head/jpu": "neck",
     "backbone": "backbone.net",
 }
-"""Path of a part -> our module."""
+"""Path of a part of the model -> name of the module."""
 
 BLOCK_PARTS = {
     "v_querykey_convbnrelu": "column_keys",
@@ -66,7 +66,7 @@ STEM = {
     "top_conv": "conv_head",
     "top_bn": "bn2",
 }
-"""Stem of the ResNet; stem and top of the EfficientNet, whose batch norm is really called steam."""
+"""Stem of the ResNet; stem and top of the EfficientNet. "steam" is the authors' spelling."""
 
 EXPANDING = {
     "expand_conv": "conv_pw",
@@ -78,15 +78,15 @@ EXPANDING = {
 }
 NOT_EXPANDING = {"dwconv": "conv_dw", "dwconv_bn": "bn1", "project_conv": "conv_pw", "project_bn": "bn2"}
 SQUEEZE = {"se_reduce": "se.conv_reduce", "se_expand": "se.conv_expand"}
-"""Blocks of an EfficientNet; those of the first stage do not expand."""
+"""Blocks of an EfficientNet. Blocks of the first stage have no expansion."""
 
 
 def torch_name(variable: str, stages: Sequence[int] = ()) -> str | None:
-    """Return the name in a `Segmenter` of a variable of the authors' models, or None if it is not known.
+    """Return the name that a variable of the authors' models has in a `Segmenter`, or None for unknown variables.
 
     Args:
         variable: name of the variable.
-        stages: number of blocks per stage of an EfficientNet, whose blocks the authors number consecutively.
+        stages: number of blocks per stage of an EfficientNet. The authors number its blocks consecutively.
     """
     path, _, kind = variable.rpartition("/")
     part = next((part for part in PARTS if path == part or path.startswith(f"{part}/")), None)
@@ -106,7 +106,7 @@ def torch_name(variable: str, stages: Sequence[int] = ()) -> str | None:
 
 
 def _unit_layer(inner: str) -> str | None:
-    """Convolution and batch norm of a unit, or a bare convolution."""
+    """Return the layer's index in a unit of convolution and batch norm; empty for a convolution alone."""
     return {"conv": "0", "bn": "1", "": ""}.get(inner)
 
 

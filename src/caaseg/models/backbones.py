@@ -104,15 +104,15 @@ class TimmBackbone(Backbone):
 
     Args:
         name: a timm model, such as resnet101.
-        output_stride: stride of the coarse features, 8, 16 or 32; None for the network as it is, for a neck.
-        stages: number of stages to use; None for all. A stage ends at each feature map that timm has at stride 4
-            or coarser, before anything is dilated: layer1 to layer4 of a ResNet. Later stages are not built.
+        output_stride: stride of the coarse features, 8, 16 or 32; None for the network without dilation, for a neck.
+        stages: number of stages to use; None for all. Each feature map of stride 4 or coarser in timm's undilated
+            network is the end of a stage, such as layer1 to layer4 of a ResNet. Later stages are not built.
         multi_grid: dilation factors of the blocks of the last ResNet stage, such as (1, 2, 4).
         variant: "authors" is the ResNet of the paper's code, see `resnet_authors`. No ImageNet weights in PyTorch are
             published for it.
-        dilation: rate of a block whose stride is removed to reach the output stride. "authors" gives this block the
-            new rate. "timm" gives it the previous rate, and the new rate to the blocks after it. None selects "authors"
-            for the authors' variant, and "timm" for the standard variant.
+        dilation: dilation rate of a block whose stride is removed to reach the output stride. "authors" gives this
+            block the new rate. "timm" gives it the previous rate, and the new rate to the blocks after it. None selects
+            "authors" for the authors' variant, and "timm" for the standard variant.
         top_features: for an EfficientNet, take the coarse features after the top convolution, batch norm and
             activation, like the paper's code: 2,560 channels for B7. If False, take them after the last block.
         with_fine: whether to return the stride-4 features.
@@ -161,8 +161,8 @@ class TimmBackbone(Backbone):
             _check_resnet(name, output_stride, "multi_grid")
             if not hasattr(net, "layer4"):
                 raise CaasegError(
-                    f"multi_grid is {tuple(multi_grid)}, for the last stage of {name}, which stages={stages} does not "
-                    "build; leave out one of the two"
+                    f"multi_grid is {tuple(multi_grid)}, but stages={stages} leaves out the last stage of {name}, to "
+                    "which multi_grid applies; leave out one of the two"
                 )
             _apply_multi_grid(net, tuple(multi_grid), name)
         if block_dropout:
@@ -224,7 +224,7 @@ class TimmBackbone(Backbone):
         )
 
     def _forward_split(self, images: Tensor) -> Features:
-        """Run the authors' variant: the last block of a stage has its stride, so a level is the input of that block."""
+        """Run the authors' variant. The last block of a stage is strided, so a level is the input of that block."""
         net = self.net
         stem = net.act1(net.bn1(net.conv1(images)))
         x = net.maxpool(stem)
@@ -250,7 +250,7 @@ class TimmBackbone(Backbone):
         return self
 
     def freeze_stages(self, number: int) -> None:
-        """Do not train the first stages: neither their weights nor their batch norm statistics change any more."""
+        """Freeze the weights and batch norm statistics of the first stages."""
         layers = self.layers(coarse=True, option="frozen_stages")
         if number > max(layers.values()):
             raise CaasegError(
@@ -262,13 +262,13 @@ class TimmBackbone(Backbone):
         self.train(self.training)
 
     def layers(self, *, coarse: bool, option: str) -> dict[str, int]:
-        """Return the layer of each parameter of `net`, from 0 for the stem, as timm numbers them.
+        """Return timm's layer number of each parameter of `net`. The stem is layer 0.
 
-        A parameter that timm does not number, such as a downsampling between stages, is in the layer before it.
+        A parameter without a number, such as one of a downsampling between stages, gets the number of the previous one.
 
         Args:
-            coarse: number stages instead of blocks, where the network has stages.
-            option: setting that needs them, for the error message.
+            coarse: number stages instead of blocks, if the network has stages.
+            option: setting that needs the layer numbers, for the error message.
         """
         whole = classifier_on_meta(self.name)
         ours = dict(self.net.named_parameters())
@@ -285,8 +285,8 @@ class TimmBackbone(Backbone):
             found[name] = layer
         if not layer:
             raise CaasegError(
-                f"backbone {self.name}: timm does not number its layers, which {option} needs; leave it out, or use "
-                "another backbone"
+                f"backbone {self.name}: timm does not number its layers, but {option} needs these numbers; leave "
+                f"{option} out, or use another backbone"
             )
         return found
 
@@ -307,7 +307,7 @@ class TimmBackbone(Backbone):
         for module in inner or [self.net]:
             setattr(module, FLAG, True)
         for module in self.net.children():
-            if hasattr(module, "inplace"):  # an activation between checkpoints, which would change a stored input
+            if hasattr(module, "inplace"):  # an in-place activation would change the stored input of a checkpoint
                 module.inplace = False
         reason = self._why_not_recomputed()
         if reason is not None:
@@ -321,7 +321,7 @@ class TimmBackbone(Backbone):
                 module.register_forward_hook(_resume_tracking, always_call=True)
 
     def _why_not_recomputed(self) -> str | None:
-        """Return None if a backward pass of a small image computes modules again, or the reason why it does not."""
+        """Return why the backward pass of a small image recomputes no modules, or None if it recomputes some."""
         weights = [weight for weight in self.parameters() if weight.requires_grad]
         if not weights:
             return "no weight is trained"
@@ -345,7 +345,7 @@ class TimmBackbone(Backbone):
 
 
 FLAG = "grad_checkpointing"  # attribute of timm's modules
-UNMATCHED = "-"  # the name of no layer: timm counts it to the classifier
+UNMATCHED = "-"  # not the name of a parameter; timm gives such names the number of the classifier
 
 
 def _is_in_backward() -> bool:
@@ -353,7 +353,7 @@ def _is_in_backward() -> bool:
 
 
 def _stop_tracking(norm: Any, _: Any) -> None:
-    """Before batch norm is recomputed: do not change its statistics, which the first computation has updated."""
+    """Keep recomputed batch norm from updating its statistics: the forward pass has already updated them."""
     norm.is_recomputed = norm.training and _is_in_backward()
     if norm.is_recomputed:
         norm.own_momentum, norm.momentum = norm.momentum, 0.0
@@ -380,7 +380,7 @@ def _dilate_like_authors(net: Any, name: str, stages: int | None) -> None:
     dilate_from_removed_strides(blocks, originals)
     if not rates or spatial_convolutions(blocks[-1])[-1].dilation[0] != rates[-1]:
         raise CaasegError(
-            f"backbone {name}: dilation authors is known for ResNets and EfficientNets only; use dilation timm"
+            f"backbone {name}: dilation authors supports only ResNets and EfficientNets; use dilation timm"
         )
 
 

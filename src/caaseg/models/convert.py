@@ -24,7 +24,7 @@ INSTALL = "install it with: pip install 'caaseg[convert]'"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 BACKBONE = "backbone.net."
 SUFFIX = ".safetensors"
-MAX_DEPTH = 20  # of groups in an .h5 file
+MAX_DEPTH = 20  # maximum nesting of groups in an .h5 file
 
 RESNETS = {(3, 4, 6, 3): "resnet50", (3, 4, 23, 3): "resnet101", (3, 8, 36, 3): "resnet152"}
 """Blocks per stage -> timm's name."""
@@ -38,30 +38,30 @@ EFFICIENTNETS = {
     (45, 2304): "b6",
     (55, 2560): "b7",
 }
-"""Number of blocks and channels of the top convolution -> size."""
+"""Number of blocks, and number of channels of the top convolution -> size of the EfficientNet."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Conversion(NamedTuple):
-    """What was written, and which variables it contains."""
+    """Result of a conversion: its path, and the names of the converted and skipped variables."""
 
     out: Path
     config: ModelConfig | None  # None for backbone weights
-    feature_channels: int | None  # of the input, for a head without a backbone; None with one
+    feature_channels: int | None  # input channels of a head without a backbone; None if there is a backbone
     used: list[str]
-    training_state: list[str]  # of the optimizer and of saving; not needed
-    unknown: list[str]  # not in our model
+    training_state: list[str]  # variables of the optimizer and of the checkpoint, skipped
+    unknown: list[str]  # variables that are not in our model, skipped
 
 
 def convert(source: Path, out: Path, *, output_stride: OutputStride = 16) -> Conversion:
     """Convert the authors' weights.
 
     Args:
-        source: a checkpoint (its .index file, its path without suffix, or the directory of a single one), or an .h5
-            file of backbone weights.
+        source: a checkpoint (its .index file, its path without suffix, or a directory with a single checkpoint), or an
+            .h5 file of backbone weights.
         out: directory of the model; for backbone weights, a .safetensors file for `pretrained`.
-        output_stride: output stride of the model. The weights fit both, and the checkpoint does not contain it.
+        output_stride: output stride of the model. The checkpoint does not contain it, and the weights fit any.
     """
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise CaasegError(f"{out}: already exists; expected a new path, because a conversion overwrites nothing")
@@ -85,13 +85,13 @@ def _find_checkpoint(source: Path) -> Path:
     named = source if source.suffix == ".index" else source.with_name(f"{source.name}.index")
     if not named.is_file():
         raise CaasegError(
-            f"{source}: no such checkpoint; expected NAME.index beside NAME.data-00000-of-00001, or an .h5 file"
+            f"{source}: no such checkpoint; expected NAME.index next to NAME.data-00000-of-00001, or an .h5 file"
         )
     return named
 
 
 def _model_variables(keys: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the keys of a checkpoint: name of a variable of the model -> key, and keys of the training state."""
+    """Return the keys of the model's variables by variable name, and the keys of the training state."""
     names, training_state = {}, []
     for key in keys:
         name = key.removesuffix(VALUE).removeprefix("model/")
@@ -129,7 +129,8 @@ def _convert(
     if out.suffix == SUFFIX:
         raise CaasegError(f"--out is {out}; expected a directory, because {source} contains a model")
     config = _config({ours[name]: shapes[name] for name in ours}, backbone, output_stride, source)
-    unused = [name for name in ours if ours[name].startswith("aux.") and not config.aux]  # of another architecture
+    # An auxiliary branch of another architecture is skipped.
+    unused = [name for name in ours if ours[name].startswith("aux.") and not config.aux]
     used = [name for name in ours if name not in unused]
     tensors = {ours[name]: torch_weight(name, read(name)) for name in used}
     features = FeatureInput(tensors["head.entry.0.weight"].shape[1]) if backbone is None else None
@@ -162,7 +163,7 @@ def _write_backbone(out: Path, backbone: dict[str, Any], tensors: dict[str, Tens
 
 
 def _backbone_options(shapes: Shapes, source: Path) -> dict[str, Any] | None:
-    """Return the options of the backbone whose variables these are; None if there are none."""
+    """Return the options of the backbone with these variables, or None if no variable belongs to a backbone."""
     if not any(name.startswith("backbone/") for name in shapes):
         return None
     blocks = {match.groups() for name in shapes if (match := re.match(r"backbone/stacks/(\d)/blocks/(\d+)/", name))}
@@ -172,7 +173,7 @@ def _backbone_options(shapes: Shapes, source: Path) -> dict[str, Any] | None:
     number = len({match[1] for name in shapes if (match := re.match(r"backbone/blocks/(\d+)/", name))})
     top = shapes.get("backbone/top_conv/kernel", (0,))[-1]
     if (number, top) in EFFICIENTNETS:
-        # Trained on images scaled to -1 to 1, as this tag is.
+        # Like the authors' weights, this tag was trained on images scaled to -1 to 1.
         name = f"tf_efficientnet_{EFFICIENTNETS[number, top]}.ap_in1k"
         return {"backbone": name, "dilation": "authors", "top_features": True}
     first = next(name for name in shapes if name.startswith("backbone/"))
@@ -195,12 +196,12 @@ def _timm_backbone(options: dict[str, Any]) -> TimmBackbone:
 
 
 def _config(shapes: Shapes, backbone: dict[str, Any] | None, output_stride: OutputStride, source: Path) -> ModelConfig:
-    """Return the settings of the model with weights of these shapes, in our names."""
+    """Return the settings of the model, found from the shapes of its weights."""
     kernels = {name: shape for name, shape in shapes.items() if len(shape) in (2, 4)}  # in TensorFlow's axis order
     needed = ["head.entry.0", "head.block.column_keys.0", "head.bottleneck.0", "classifier"]
     missing = [name for name in needed if f"{name}.weight" not in kernels]
     if missing:
-        raise CaasegError(f"{source}: weights of {missing[0]} are missing or of another shape; expected a CAA model")
+        raise CaasegError(f"{source}: weights of {missing[0]} are missing or have wrong shapes; expected a CAA model")
     gates = [name for name in kernels if name.startswith("head.block.column_gate.hidden.")]
     out = {name.removesuffix(".weight"): shape[-1] for name, shape in kernels.items()}
     return ModelConfig(
@@ -219,7 +220,7 @@ def _config(shapes: Shapes, backbone: dict[str, Any] | None, output_stride: Outp
 
 
 def _read_h5(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the weights in a Keras .h5 file by their names in a checkpoint."""
+    """Return the weights of a Keras .h5 file, keyed by the names that they would have in a checkpoint."""
     try:
         import h5py
     except ImportError as error:
@@ -236,7 +237,7 @@ def _read_h5(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _datasets(group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the floating-point arrays below a group. Links, to other files or back, are refused."""
+    """Yield the floating-point arrays below a group. Links are refused: they can lead to other files or form cycles."""
     import h5py
 
     for name in group:
@@ -256,11 +257,11 @@ def _datasets(group: Any, prefix: str, seen: set[int]) -> Iterator[tuple[str, ND
 
 
 def h5_variable(name: str, names: Iterable[str]) -> str:
-    """Return the name in a checkpoint of a weight in an .h5 file, such as conv2_block1_1_conv/kernel:0.
+    """Return the checkpoint name of a weight in an .h5 file, such as conv2_block1_1_conv/kernel:0.
 
     Args:
-        name: its path in the file; the last two components count.
-        names: all paths in the file, which tell the number of blocks per stage of an EfficientNet.
+        name: path of the weight in the file; only the last two components matter.
+        names: all paths in the file, to find the number of blocks per stage of an EfficientNet.
     """
     *_, layer, kind = ["", *name.split("/")]
     kind = kind.partition(":")[0]

@@ -1,7 +1,7 @@
 """CUDA graphs: capture a model's kernels once and replay them with a single launch.
 
-A ResNet-50 launches about 1,500 kernels per training step, and about 100 in inference. On fast GPUs the CPU needs
-longer to launch them than the GPU to compute them.
+A ResNet-50 launches about 1,500 kernels per training step, and about 100 in inference. With a fast GPU, the CPU takes
+longer to launch them than the GPU takes to run them.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ CAPTURE_MODE = "thread_local"
 
 
 def _optional(prediction: Prediction) -> tuple[Tensor | None, ...]:
-    """Return the outputs that some models lack, in the order in which they are captured."""
+    """Return the optional outputs of a model, in the order in which they are captured."""
     return prediction.aux, prediction.regularized, prediction.presence
 
 
@@ -95,9 +95,10 @@ class _Capture(NamedTuple):
 
 
 class CapturedModel(nn.Module):
-    """A model for inference on a GPU. Per image size, the first call runs eagerly, the second captures, others replay.
+    """A model for inference on a GPU that captures one CUDA graph per image size.
 
-    On a CPU, in training mode or with gradients enabled it calls the model itself.
+    For each image size, the first call runs eagerly, the second call captures a graph, and later calls replay it.
+    On a CPU, in training mode or with gradients enabled, all calls run eagerly.
 
     Args:
         model: model in its final mode; do not move its weights afterwards.
@@ -106,8 +107,8 @@ class CapturedModel(nn.Module):
     def __init__(self, model: Segmenter) -> None:
         super().__init__()
         self.model = model
-        self.backbone = model.backbone  # a Predictor normalizes with its mean and std
-        self.config = model.config  # and resizes images to the size of the training images
+        self.backbone = model.backbone  # a Predictor reads the mean and std
+        self.config = model.config  # a Predictor reads the size of the training images
         self._captures: dict[_Key, _Capture | None] = {}  # None after the first call
         self._pool: Any = None  # shared memory pool: graphs run one after the other
 

@@ -25,9 +25,9 @@ def residual_blocks(net: Any) -> list[nn.Module]:
 
 
 def dilate_from_removed_strides(blocks: Sequence[nn.Module], originals: Sequence[nn.Module]) -> None:
-    """Set the dilation rates of the authors' code: a block whose stride was removed has the new rate already.
+    """Set the dilation rates of the authors' code: the new rate starts at the block whose stride was removed.
 
-    timm gives such a block the previous rate, and the new rate to the blocks after it.
+    timm gives this block the previous rate, and the new rate to the blocks after it.
 
     Args:
         blocks: blocks of the dilated network.

@@ -37,9 +37,9 @@ SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
 METADATA = "caaseg"
 """Name of the description: a metadata property of an ONNX file, an extra file caaseg.json of a .pt2."""
 TOLERANCE = 1e-3
-"""Maximum difference of logits that passes as rounding."""
+"""Maximum difference of logits that counts as rounding."""
 MAX_ROUNDING_FACTOR = 10
-"""Maximum difference relative to the float32 rounding error of the model itself, which some networks amplify."""
+"""Maximum difference relative to the model's own float32 rounding error, which is large for some networks."""
 NUM_CHECKS = 10
 MAX_SIDE = 200
 """Maximum height and width of the images in the check."""
@@ -69,7 +69,7 @@ class Check(NamedTuple):
 
     sizes: tuple[tuple[int, int, int], ...]  # batch, height, width
     difference: float  # maximum over all logits at all sizes
-    rounding: float  # maximum difference of the model from itself in float64
+    rounding: float  # maximum difference between the model in float32 and in float64
     largest_logit: float
 
 
@@ -85,7 +85,7 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx", *, winogra
     check_target(path, kind)
     deployed = exported = Deployed(model)
     strides = getattr(model.backbone, "level_strides", ())
-    # Two features per side: torch.export specializes on fewer.
+    # At least two features per side: torch.export specializes the program to sides of one feature.
     smallest = side = max([model.config.output_stride, *strides]) + 1
     if winograd:
         exported = Deployed(model)
@@ -102,7 +102,7 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx", *, winogra
 
 
 def check_target(path: Path, kind: Format = "onnx") -> None:
-    """Raise an error for a file name with another suffix than that of the format, or if a package is missing."""
+    """Raise an error if the file name lacks the suffix of the format, or if a package is missing."""
     if path.suffix != SUFFIXES[kind]:
         raise CaasegError(f"{path}: expected a name that ends in {SUFFIXES[kind]} for the format {kind}")
     if kind == "onnx":
@@ -199,10 +199,11 @@ def _replace_ceil(program: ExportedProgram) -> None:
 
 
 def check_export(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: int, path: Path) -> Check:
-    """Compare the exported file with the model on images of random sizes, and the model with itself in float64.
+    """Compare the exported file with the model on images of random sizes, and the model in float32 with float64.
 
-    Rounding differences of two correct programs depend on the network: a deep one with little training, or on images
-    unlike its training data, amplifies errors from layer to layer. Its difference from float64 shows by how much.
+    The rounding difference between two correct programs depends on the network. Deep networks amplify errors from layer
+    to layer if they are little trained, or if the images are unlike their training data. The difference between float32
+    and float64 measures this amplification.
     """
     rng = torch.Generator()
     rng.seed()
@@ -225,8 +226,9 @@ def check_export(deployed: Deployed, run: Callable[[Tensor], Tensor], smallest: 
             ) from error
         if found.shape != expected.shape or not torch.isfinite(found).all():
             raise CaasegError(
-                f"{path}: not written: for {batch} x 3 x {height} x {width} the exported model returned "
-                f"{tuple(found.shape)}, finite or not, the model {tuple(expected.shape)}; report this as a bug"
+                f"{path}: not written: for {batch} x 3 x {height} x {width} the exported model returned logits of "
+                f"shape {tuple(found.shape)}, or logits that are not finite; expected finite logits of shape "
+                f"{tuple(expected.shape)}; report this as a bug"
             )
         sizes.append((batch, height, width))
         difference = max(difference, float((found - expected).abs().max()))

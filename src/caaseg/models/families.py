@@ -1,6 +1,6 @@
 """Families of timm backbones for `caaseg models`: strides, necks, sizes and licenses. Does not import torch.
 
-The values are those that `layout` finds for the examples, and timm's own licenses; a test compares them.
+The values are those that `layout` finds for the example models, and the licenses are timm's. A test compares them.
 """
 
 from typing import Any, Literal, NamedTuple
@@ -22,7 +22,7 @@ class Kind(NamedTuple):
 
 
 class Family(NamedTuple):
-    """A family of timm models, by an example."""
+    """A family of timm models, described by an example."""
 
     name: str
     example: str  # model and tag of its weights
@@ -31,7 +31,7 @@ class Family(NamedTuple):
     license: str  # of the example's weights, as timm states it
 
     def described(self) -> dict[str, Any]:
-        """Return the facts as JSON values, like `timm_networks.describe` for the example."""
+        """Return the fields as JSON values, like `timm_networks.describe` for the example."""
         return {
             "family": self.name,
             "name": self.example,

@@ -1,9 +1,9 @@
 """Batch norm folding for inference: the same outputs in fewer passes over the features.
 
-In evaluation, batch norm is a factor and an offset per channel, which the preceding convolution can absorb. cuDNN fuses
-the following sum with a shortcut and ReLU into the convolution.
+In evaluation, batch norm is a factor and an offset per channel, which the preceding convolution can absorb. cuDNN also
+fuses the sum with a shortcut, and ReLU, into the convolution.
 
-Running the model once with hooks shows which convolution feeds which batch norm and activation.
+Forward hooks during one call of the model find which convolution feeds which batch norm and activation.
 """
 
 import copy
@@ -59,7 +59,7 @@ def folded(model: Segmenter) -> Segmenter:
 def _weights_key(model: nn.Module) -> Any:
     """Return a value that changes with the weights: addresses, counts of in-place changes, and one element of each.
 
-    Changes of `weight.data` are not counted; the elements show them.
+    Changes through `weight.data` do not change the counts; the elements detect them.
     """
     tensors = [tensor for tensor in model.state_dict(keep_vars=True).values() if tensor.numel()]
     with torch.inference_mode():
@@ -257,7 +257,7 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
         norm = only_reader(convolution)
         if isinstance(norm, nn.BatchNorm2d):
             activation = only_reader(norm) if type(convolution) is nn.Conv2d else None
-            # In place: nothing else can have read the tensor before ReLU.
+            # An in-place ReLU: no other module can have read the tensor before it.
             if not (isinstance(activation, nn.ReLU) and activation.inplace and convolution.padding_mode == "zeros"):
                 activation = None
             chains.append((convolution, norm, activation))

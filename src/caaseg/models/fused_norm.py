@@ -14,8 +14,9 @@ from caaseg.models.timm_networks import BasicBlock, Bottleneck, FeatureDictNet
 def fuse_batch_norm(model: nn.Module) -> None:
     """Replace batch normalization by the fused operator for training on a GPU, in place; weights keep their names.
 
-    The model still uses torch's own operators in evaluation mode, on a CPU, compiled, or for maps that are not channels
-    last in memory. Synchronized batch normalization stays synchronized: its kernels exchange sums between their passes.
+    The model still uses torch's own operators in evaluation mode, on a CPU, under torch.compile, or for feature maps
+    that are not channels last in memory. Synchronized batch normalization stays synchronized: its kernels exchange sums
+    between their passes.
     """
     for parent in list(model.modules()):
         if type(parent) in (BasicBlock, Bottleneck):
@@ -26,7 +27,7 @@ def fuse_batch_norm(model: nn.Module) -> None:
                 if type(norm) in PLAIN and type(activation) is nn.ReLU:
                     convert_batch_norm(norm, relu=True)
                     setattr(parent, name, nn.Identity())
-            if children and type(children[-1][1]) in PLAIN:  # of a shortcut
+            if children and type(children[-1][1]) in PLAIN:  # batch norm at the end of a shortcut
                 convert_batch_norm(children[-1][1], relu=False)
     for stage in model.modules():
         is_sequence = type(stage) is nn.Sequential and len(stage) > 0
@@ -128,7 +129,7 @@ class FusedBottleneck(Bottleneck):
 
 
 class FusedStage(nn.Sequential):
-    """Residual blocks. Each duplicates its output, so that its last kernel sums the gradients of both paths."""
+    """Residual blocks that duplicate their outputs, so that their last kernels sum the gradients of both paths."""
 
     def forward(self, features: Tensor) -> Tensor:
         *blocks, last = self

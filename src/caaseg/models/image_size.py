@@ -45,7 +45,7 @@ def prediction_size(size: Size, setting: ImageSize, trained: ShortSides | None) 
 
 
 def with_short_side(size: Size, length: int) -> Size:
-    """Return a size of the same shape whose short side has this length."""
+    """Return a size with the same aspect ratio whose short side has this length."""
     factor = length / min(size)
     return max(1, round(size[0] * factor)), max(1, round(size[1] * factor))
 

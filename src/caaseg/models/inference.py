@@ -45,7 +45,7 @@ def prepare_for_inference(
     Args:
         model: the model, which is not changed.
         device: where to run.
-        output_stride: output stride, if different from that of training; None for its own.
+        output_stride: output stride, if different from that of training; None for that of training.
         compile: use torch.compile, which takes about half a minute per image size.
         capture: capture CUDA graphs on a GPU; a CPU ignores it.
     """
@@ -110,7 +110,7 @@ def load_for_inference(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an allocation failed. PyTorch's CPU allocator raises RuntimeError, so its messages decide."""
+    """Return whether an allocation failed. PyTorch's CPU allocator raises RuntimeError, so the message is checked."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     # Messages of the allocator on Linux and Windows, and of tensors whose number of bytes does not fit into 64 bits.

@@ -31,7 +31,7 @@ def load_model(
             hf://owner/name for a model on the hub, or an .onnx file that `caaseg export` wrote.
         device: where to run.
         num_classes: for fine-tuning on other classes: the classifiers are initialized anew, all other weights are
-            loaded. Not for .onnx files, and neither are the following.
+            loaded. This argument and the following ones do not apply to .onnx files.
         revision: branch, tag or commit of a model on the hub.
         head: class of a head that is not built in, or "file.py:Class", which executes the file.
         backbone: module for a model that was created with a backbone module; the saved weights are loaded into it.

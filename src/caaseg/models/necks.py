@@ -53,7 +53,7 @@ def make_neck(config: ModelConfig, backbone: Backbone, head: type[Head]) -> Neck
 
 
 def _read_strides(config: ModelConfig, head: type[Head]) -> set[int]:
-    """Return the strides of the feature maps that a model reads: other maps would have weights without gradients."""
+    """Return the strides of the feature maps that a model reads. The weights of other maps would get no gradients."""
     strides = {SFP_STRIDES[index] for index in head.levels or ()}
     if head.levels is None or (config.aux and config.aux_stage is None):
         strides.add(config.output_stride)
@@ -136,7 +136,7 @@ class SimpleFeaturePyramid(Neck):
         in_stride: stride of that map.
         width: channels of the results.
         output_stride: stride of the coarse features.
-        read_strides: strides of the maps to build. Instead of the others, `levels` has the ViT's own map.
+        read_strides: strides of the maps to build. `levels` has the ViT's own map in the positions of other strides.
     """
 
     def __init__(
@@ -161,8 +161,8 @@ class SimpleFeaturePyramid(Neck):
         )
 
     def _fit(self, scaled: Tensor, stride: int, size: Sequence[int]) -> Tensor:
-        """Return a map of an image that the backbone has padded at the size for a stride."""
-        height, width = (cells(side * self.nominal, self.in_stride * stride) for side in size)  # at the map's stride
+        """Crop the map of a padded image, and resize it if needed, to ceil(H / stride) x ceil(W / stride)."""
+        height, width = (cells(side * self.nominal, self.in_stride * stride) for side in size)  # without the padding
         cropped = scaled[:, :, :height, :width]
         if self.nominal == self.in_stride:
             return cropped

@@ -20,7 +20,9 @@ INSTALL = "install it with: pip install 'caaseg[export]'"
 
 
 class OnnxModel(Predictable):
-    """Logits (N, K, H, W) of images (N, 3, H, W) of any size, RGB values from 0 to 255; it normalizes them itself.
+    """An exported model: images (N, 3, H, W) of any size, RGB values from 0 to 255 -> logits (N, K, H, W).
+
+    The model normalizes the images itself.
 
     Args:
         path: a file that `caaseg export` wrote.
@@ -29,7 +31,7 @@ class OnnxModel(Predictable):
 
     mean = (0.0, 0.0, 0.0)
     std = (1 / 255, 1 / 255, 1 / 255)
-    """With these a Predictor leaves the values unchanged."""
+    """With this mean and std, a Predictor leaves the values unchanged."""
 
     def __init__(self, path: Path, *, device: torch.device | str = "cpu") -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Predictor: labels of images of any size, at several scales, flipped, whole or in windows.
+"""Prediction of images of any size, at several scales, with flips, whole or in windows.
 
-An image is first resized to the size at which the model was trained, if it differs. It, or each window of it, is
-resized to every scale, predicted with and without a flip, and resized back; the scores are averaged. Windows are then
-blended with weights that sum to one, and the scores are resized to the size of the image.
+An image is first resized to the size at which the model was trained, if it differs. The whole image, or each of its
+windows, is resized to every scale, predicted with and without a flip, and resized back; the scores are averaged.
+Windows are then blended with weights that sum to one, and the scores are resized to the size of the image.
 """
 
 import math
@@ -47,7 +47,7 @@ ACCEPTED = (
 
 
 class Predictor:
-    """Predict images of any size. The model stays on its device, and in its mode.
+    """Predict images of any size. The device and the mode of the model do not change.
 
     Args:
         model: returns a Prediction, or logits (N, K, H, W), for normalized images (N, 3, H, W).
@@ -60,8 +60,8 @@ class Predictor:
         overlap: minimum share of a window that the next one overlaps.
         average: average logits, as the paper does, or probabilities.
         precision: compute precision of the network: 32, or bf16 by autocast.
-        batch_size: maximum number of windows per forward pass, flipped ones included; None for 8 on a GPU and 1 on a
-            CPU, where larger batches only take more memory.
+        batch_size: maximum number of windows per forward pass, including flipped windows; None for 8 on a GPU and 1 on
+            a CPU, where larger batches only take more memory.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Bilinear resizing, with aligned corners as the authors do it, or without as mmsegmentation does it."""
+"""Bilinear resizing, with aligned corners like the authors' code, or without them like mmsegmentation."""
 
 from collections.abc import Sequence
 
@@ -26,5 +26,8 @@ def upsampled_side(side: int, factor: float) -> int:
 
 
 def cells(side: int, stride: int) -> int:
-    """Return the length of a side of a feature map: side / stride, rounded up. Exported models round divisions to 0."""
+    """Return the length of a side of a feature map: side / stride, rounded up.
+
+    The formula avoids negative numbers, because exported models round divisions toward zero.
+    """
     return (side + stride - 1) // stride

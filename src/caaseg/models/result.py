@@ -1,4 +1,4 @@
-"""Results of a prediction: labels with their classes and colors, drawn, saved and converted."""
+"""Prediction results: labels with class names and colors, and methods to draw, save and convert them."""
 
 import io
 import json

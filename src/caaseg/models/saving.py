@@ -217,7 +217,7 @@ def _find_directory(source: str | Path, revision: str | None) -> Path:
             f"{source}: an unfinished run; resume it with --resume auto, or use the model with the best validation "
             f"score so far, {path / 'best'}"
         )
-    if str(source) in shipped_models():  # also if a dataset is in a directory of this name
+    if str(source) in shipped_models():  # even if a directory with this name exists, such as one with a dataset
         return SHIPPED / str(source)
     if path.exists():
         raise CaasegError(

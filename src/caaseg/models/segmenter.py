@@ -28,7 +28,7 @@ class Prediction(NamedTuple):
 
     logits: Tensor  # (N, K, H, W)
     aux: Tensor | None  # (N, K, H, W), of the auxiliary branch on the backbone's features; None without it
-    branches: dict[str, Tensor]  # name -> (N, K, H, W), further outputs of the head that are trained
+    branches: dict[str, Tensor]  # name -> (N, K, H, W), further outputs of the head, each with its own loss
     regularized: Tensor | None = None  # (N, C, h, w), features for the losses of CAR; only in a coarse prediction
     presence: Tensor | None = None  # (N, K), logits of the classes that an image contains; only in a coarse prediction
 
@@ -57,7 +57,7 @@ class Segmenter(Predictable, HubModel):
     ) -> None:
         super().__init__()
         self.config = config
-        head = head or head_class(config.head)  # built in: a config never decides which code is run
+        head = head or head_class(config.head)  # a built-in head: a config never decides which code is run
         with_finest = config.decoder_stride == FINEST_STRIDE
         if backbone is None:
             self.backbone: Backbone = TimmBackbone(
@@ -81,7 +81,7 @@ class Segmenter(Predictable, HubModel):
         coarse, levels = source.coarse_channels, getattr(source, "level_channels", ())
         self.head = head(coarse if head.levels is None else _selected(levels, head), config)
         if config.car and getattr(self.head, "car", None) is None:
-            raise CaasegError(f"car is true, but head {config.head} has no linear layer `car`; leave it out")
+            raise CaasegError(f"car is true, but head {config.head} has no linear layer `car`; leave the option out")
         self.decoder = (
             SimpleDecoder(
                 self.head.out_channels,
@@ -121,7 +121,9 @@ class Segmenter(Predictable, HubModel):
         return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Features:
-        """Return the features of backbone and neck for normalized images, (N, 3, H, W), upsampled if configured.
+        """Return the features of backbone and neck for normalized images (N, 3, H, W).
+
+        With `config.input_upsampling`, the images are upsampled first.
 
         Returns:
             `coarse` (N, C, h, w) for the head, `fine` (N, C', H/4, W/4) for the decoder, None without a decoder,

@@ -1,7 +1,7 @@
 """Shifted-window attention of Swin with shapes that torch.export can follow (Liu et al., Swin Transformer).
 
-timm's own code, which gives the same numbers, lets torch infer the number of windows, and torch.export then needs
-more than five minutes to simplify the sizes of a few blocks.
+timm's own code gives the same numbers, but lets torch infer the number of windows. torch.export then needs more than
+five minutes to simplify the sizes of a few blocks.
 """
 
 from types import MethodType
@@ -50,7 +50,7 @@ def _attend(block: Any, features: Tensor) -> Tensor:
 
 
 def _mask(rows: int, columns: int, block: Any, features: Tensor) -> Tensor:
-    """Return the attention mask per window: pixels that the shift has moved across the border have other neighbors."""
+    """Return the attention mask per window, for pixels that are neighbors only because the shift wraps around."""
     regions = []
     for number, window, shift in zip((rows, columns), block.window_size, block.shift_size, strict=True):
         length = number * window

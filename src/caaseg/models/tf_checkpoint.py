@@ -28,7 +28,7 @@ MAX_NAME = 4096  # bytes
 MAX_DIMS = 16
 MAX_SHARDS = 10_000
 DTYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
-"""TensorFlow's number of a type -> NumPy's, for the types that weights have."""
+"""TensorFlow's number of a dtype -> NumPy's dtype, for the dtypes of weights."""
 
 
 class Variable(NamedTuple):
@@ -43,11 +43,11 @@ class Variable(NamedTuple):
 
 
 class DamagedError(ValueError):
-    """The content of a file is not as the format requires."""
+    """The content of a file violates the format."""
 
 
 class TFCheckpoint:
-    """The variables of a checkpoint by name. Reading one reads its bytes only.
+    """The variables of a checkpoint by name. `read` reads only the bytes of one variable.
 
     Args:
         path: the .index file, or its path without .index.
@@ -100,7 +100,7 @@ def _read_values(path: Path, name: str, variable: Variable) -> NDArray[Any]:
 def _parse_index(content: bytes) -> tuple[int, dict[str, Variable]]:
     """Return the number of data files and the variables of an index file."""
     if len(content) < FOOTER or struct.unpack("<Q", content[-8:])[0] != MAGIC:
-        raise DamagedError("it does not end like an index")
+        raise DamagedError("it has no footer of an index")
     footer = _Reader(content[-FOOTER:-8])
     footer.varint(), footer.varint()  # position of a block that TensorFlow leaves empty
     blocks = _block(content, footer.varint(), footer.varint())
@@ -152,7 +152,7 @@ Fields = dict[int, list[int | bytes]]
 def _integer(fields: Fields, number: int) -> int:
     value = fields.get(number, [0])[-1]
     if not isinstance(value, int) or value >= 2**63:  # negative numbers are not used
-        raise DamagedError(f"field {number} is not a number from 0")
+        raise DamagedError(f"field {number} is not a non-negative integer")
     return value
 
 
@@ -214,7 +214,7 @@ def _block(content: bytes, offset: int, size: int) -> bytes:
     """Return a block of the table, after a check of its checksum."""
     end = offset + size
     if end + TRAILER > len(content):
-        raise DamagedError("a block lies outside of it")
+        raise DamagedError("a block is outside the file")
     block, kind = content[offset:end], content[end]
     if _masked(crc32c(content[offset : end + 1])) != struct.unpack("<I", content[end + 1 : end + TRAILER])[0]:
         raise DamagedError("a checksum is wrong")
@@ -265,7 +265,7 @@ def decompress_snappy(content: bytes) -> bytes:
         if len(result) > expected:
             break
     if len(result) != expected:
-        raise DamagedError("a compressed block has another size than it says")
+        raise DamagedError("a compressed block differs from its stated size")
     return bytes(result)
 
 

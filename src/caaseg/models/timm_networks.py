@@ -1,4 +1,4 @@
-"""timm networks without their classifier, and what their feature maps really are.
+"""timm networks without their classifier, and the measured strides of their feature maps.
 
 timm does not state which networks respect `output_stride`, or which image sizes they take. Some ignore the option, some
 take a single size, and some round sizes down. So each network is run once on the meta device, which computes only
@@ -42,11 +42,11 @@ OUTPUT_STRIDES = (8, 16, 32)
 PYRAMID_STRIDES = (8, 16, 32)
 """Strides of the feature maps that the neck jpu joins."""
 NUM_LEVELS = 4
-"""Feature maps that are taken from a plain ViT, after every fourth part of its blocks."""
+"""Number of feature maps that are taken from a plain ViT, one after each quarter of its blocks."""
 PROBE = (65, 96)
 """Height and width of the first image on the meta device. One is a multiple of all strides, the other is not."""
 ANY_SIZE: tuple[dict[str, Any], ...] = ({}, {"dynamic_img_size": True}, {"strict_img_size": False})
-"""Arguments of timm.create_model with which networks take images of any size: most need none; ViTs; Swin."""
+"""Arguments of timm.create_model with which networks take images of any size: for most networks, ViTs, and Swin."""
 
 Arguments = tuple[tuple[str, Any], ...]
 
@@ -168,7 +168,7 @@ def _measure(name: str, arguments: Arguments, stages: int | None) -> Layout | st
         if [shape[0] for shape in shapes] != net.feature_info.channels() or strides[-1] is None:
             listed = ", ".join(f"{height} x {width}" for _, height, width in shapes)
             reason = (
-                f"an image of {size[0]} x {size[1]} pixels has feature maps of {listed}, whose sizes follow no stride"
+                f"an image of {size[0]} x {size[1]} pixels has feature maps of {listed}, which do not fit any stride"
             )
             continue
         needed = [stride for stride, stated in zip(strides, declared, strict=True) if stated >= FINE_STRIDE]
@@ -183,7 +183,7 @@ def _measure(name: str, arguments: Arguments, stages: int | None) -> Layout | st
     found = Layout(arguments, multiple, strides, tuple(net.feature_info.channels()), _is_nhwc(net))
     if not isinstance(net, FeatureGetterNet):
         return found
-    if stages is None and len(set(strides)) == 1:  # a plain ViT: feature maps after every fourth part of its blocks
+    if stages is None and len(set(strides)) == 1:  # a plain ViT: feature maps after each quarter of its blocks
         depth = len(net.feature_info)
         blocks = tuple(sorted({max(1, depth * part // NUM_LEVELS) - 1 for part in range(1, NUM_LEVELS + 1)}))
         number = len(blocks)
@@ -202,9 +202,9 @@ def _unused_parameters(net: Any, size: Sequence[int]) -> frozenset[str]:
 
 
 def _stride(shape: Sequence[int], size: Sequence[int], declared: int) -> int | None:
-    """Return the stride of a feature map of this height and width for an image of a size; None if there is none.
+    """Return the stride of a feature map with this height and width, or None if no stride fits the image size.
 
-    A side of the map is the side of the image divided by the stride, rounded up.
+    A side of the map must be the side of the image divided by the stride, rounded up.
     """
     for stride in (declared, 1, 2, 4, 8, 16, 32, 64):
         exact = size == PROBE or all(side % stride == 0 for side in size)
@@ -295,14 +295,14 @@ def _build_on_meta(name: str, arguments: Arguments, stages: int | None, blocks: 
 
 
 def network_on_meta(name: str, output_stride: int | None, stages: int | None = None) -> Any:
-    """Return the network on the meta device, to read only: it is created once."""
+    """Return the network on the meta device. It is shared between calls: do not change it."""
     found = layout(name, output_stride, stages)
     return _build_on_meta(name, found.arguments, stages, found.blocks)
 
 
 @lru_cache(maxsize=32)
 def classifier_on_meta(name: str) -> Any:
-    """Return the timm model with its classifier on the meta device, to read only."""
+    """Return the timm model with its classifier on the meta device. It is shared between calls: do not change it."""
     with torch.device("meta"):
         return create_classifier(name)
 
@@ -339,7 +339,7 @@ def name_in_network(name: str, ours: Mapping[str, Any]) -> str:
 
 
 def convert_weights(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return weights in the naming of a network's authors, such as DINOv2's, in timm's naming if timm knows both."""
+    """Rename weights from the naming of a network's authors, such as DINOv2's, to timm's naming if timm can do so."""
     whole = classifier_on_meta(name)
     convert = getattr(sys.modules[type(whole).__module__], "checkpoint_filter_fn", None)
     try:

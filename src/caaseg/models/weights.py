@@ -69,7 +69,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_unpacked_size(path: Path) -> None:
-    """Raise an error if a PyTorch file is a zip archive that grows when it is unpacked. torch.save never compresses."""
+    """Raise an error if a PyTorch file is a compressed zip archive. torch.save never compresses."""
     if not zipfile.is_zipfile(path):  # the format before torch 1.6
         return
     try:
@@ -136,7 +136,7 @@ def _listed(problem: str, names: list[str]) -> str:
 
 
 def load_backbone_weights(backbone: Backbone, path: Path) -> None:
-    """Load backbone weights in timm or torchvision naming, or in that of a network's authors if timm converts it.
+    """Load backbone weights in timm or torchvision naming, or in the authors' naming if timm can convert it.
 
     A classifier and unused stages in the file are ignored.
     """

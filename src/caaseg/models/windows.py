@@ -2,7 +2,7 @@
 
 The edges of all windows divide the image into cells. A cell is finished as soon as every window that covers it has been
 predicted; it is then yielded and its memory freed. Only a band of cells across the shorter side of the image is in
-memory at any time, as high as the windows overlap.
+memory at any time. The band is as high as the overlap of the windows.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -94,7 +94,7 @@ def window_spans(length: int, window: int, overlap: float, *, shifted: bool = Fa
         length: pixels along the axis.
         window: length of a window; at most `length` is used.
         overlap: minimum share of a window that the next window overlaps.
-        shifted: shift all windows but the outermost by half a step, which needs one more window.
+        shifted: shift all windows except the outermost by half a step, which needs one more window.
     """
     window = min(window, length)
     step = max(1, int(window * (1 - overlap)))

@@ -16,7 +16,7 @@ from caaseg.models.folding import Geometry, ReLUConvolution, fold_batch_norm
 from caaseg.models.segmenter import Segmenter
 
 MIN_WEIGHTS = 9 * 512 * 512
-"""Least number of weights of a convolution: with fewer, the transforms take as long as the algorithm saves."""
+"""Minimum number of weights of a convolution: with fewer, the transforms take as long as the algorithm saves."""
 TILE = 4  # outputs per tile and axis
 INPUTS = 6  # inputs per tile and axis: 4 outputs and a border of 1
 
@@ -56,7 +56,7 @@ def use_winograd(model: Segmenter) -> tuple[Segmenter, int]:
 
 
 def _as_winograd(module: nn.Module) -> "WinogradConvolution | None":
-    """Return the replacement of a convolution; None if the algorithm does not apply to it, or does not pay."""
+    """Return the replacement of a convolution; None if the algorithm does not apply to it, or would not be faster."""
     if isinstance(module, ReLUConvolution):
         geometry = module.geometry
     elif type(module) is nn.Conv2d and not isinstance(module.padding, str) and module.padding_mode == "zeros":

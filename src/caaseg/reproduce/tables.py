@@ -1,8 +1,8 @@
 """The paper's tables as data: the model of each row, and the number that the paper reports for it.
 
-Numbers are mean IoU in %, from Huang et al., AAAI 2022, unless a table says otherwise. A number in parentheses there is
-the standard deviation of 5 runs; the tables that compare with other methods report "the best results" of an unknown
-number of runs, not means. The "test set" of PASCAL Context is the split called val.
+Numbers are mean IoU in %, from Huang et al., AAAI 2022, unless a table says otherwise. In the paper, a number in
+parentheses is the standard deviation of 5 runs; the tables that compare with other methods report "the best results" of
+an unknown number of runs, not means. The "test set" of PASCAL Context is the split called val.
 
 Each row is a recipe: the base recipe of its dataset with the values that the table studies. `ROWS` lists them by name,
 such as table1/caa_gate3x128.
@@ -72,13 +72,13 @@ class Row:
     dataset: str | None
     """The paper's dataset; None if the row is not in the paper."""
     model: Mapping[str, Any]
-    """The setting that the table studies, as changes of the recipe's model, on any dataset."""
+    """The setting that the table studies, as changes of the recipe's model; used with every dataset."""
     options: tuple[str, ...] = ()
-    """Settings outside the model that the table studies, as command-line options, on any dataset."""
+    """Settings outside the model that the table studies, as command-line options; used with every dataset."""
     paper_model: Mapping[str, Any] = field(default_factory=dict)
     """Further changes of the base recipe on the paper's dataset."""
     paper_label: str | None = None
-    """Settings that only the recipe for the paper's dataset has, such as its backbone; part of the label there."""
+    """Text that is added to the label on the paper's dataset: settings of the recipe there, such as the backbone."""
     paper_base: str | None = None
     """Base recipe on the paper's dataset; None for the one in `BASES`."""
     paper_options: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Row:
     """Detail that the paper does not state about this row, and what is trained here."""
 
     def title(self, *, own_recipe: bool) -> str:
-        """Return the label of the row with its own recipe, or with one for another dataset."""
+        """Return the label of the row, for its own recipe or for the recipe of another dataset."""
         label = self.label or resolve_head(self.model["head"]).title
         return f"{label}, {self.paper_label}" if own_recipe and self.paper_label else label
 
@@ -391,15 +391,15 @@ SCHEDULE_164K = (
     "images."
 )
 
-OWN_SETTINGS = "No number is published for this model, and no settings: ours are those of similar models."
+OWN_SETTINGS = "Neither a number nor settings are published for this model; our settings are those of similar models."
 MMSEG_NOTES = (
     "The published numbers are those of mmsegmentation 1.2.2 (configs/*/metafile.yaml), one run each; the sources are "
-    "its configurations. For heads without a number, it publishes none with ResNet-101 on this dataset.",
+    "its configurations. mmsegmentation publishes no numbers for the other heads with ResNet-101 on this dataset.",
     "The recipe has mmsegmentation's ResNet (V1c) with ImageNet-1k weights, and its crops, batch size, optimizer, "
-    "auxiliary loss and loss weights. These differ: our learning rate ends at 0 instead of 0.0001; weight decay does "
-    "not apply to batch normalization and biases; contrast, saturation and hue are changed in every image instead of "
-    "in half of them; crops that one class fills by more than 75% are kept; images with a short side below 512 are not "
-    "enlarged to 512, neither for training nor for evaluation.",
+    "auxiliary loss and loss weights. These settings differ: our learning rate ends at 0 instead of 0.0001; weight "
+    "decay does not apply to batch normalization and biases; contrast, saturation and hue are changed in every image "
+    "instead of in half of them; crops with one class in more than 75% of their pixels are used; images with a short "
+    "side below 512 are not enlarged to 512, neither for training nor for evaluation.",
 )
 
 TABLES: dict[str, Table] = {
@@ -623,9 +623,9 @@ TABLES: dict[str, Table] = {
             "The paper's figures have no numbers. They are drawn by caaseg compare RUN RUN RUN --images NAMES, with "
             "the runs of FCN, DANet and CAA. The names of their images are not published.",
             "The paper states output stride 8 for COCO-Stuff 10K and none for PASCAL Context: both are trained. It "
-            "does not state whether CAA has the auxiliary loss; on PASCAL Context ours does not. Rows of Table 4 and "
-            "of the comparison with other methods have the same names and recipes there: with the same --out they are "
-            "not trained again.",
+            "does not state whether CAA has the auxiliary loss; on PASCAL Context ours does not. Some rows have the "
+            "names and recipes of rows of Table 4 and of the comparison with other methods: with the same --out they "
+            "are not trained again.",
         ),
     ),
     "car": Table(
@@ -662,8 +662,8 @@ TABLES: dict[str, Table] = {
         ),
         notes=(
             "The numbers are those of the CAR paper, by the same authors: PASCAL Context, 59 classes, output stride 8, "
-            "30,000 steps. The row caa_aux_car has 40,000 steps of Adam; its learning rate is not known: AdamW with "
-            "0.0001 is used.",
+            "30,000 steps. The row caa_aux_car has 40,000 steps; the paper trains it with Adam and does not state the "
+            "learning rate, and we use AdamW with 0.0001.",
             "The authors' FCN has a 1x1 convolution to 256 channels before its classifier. Their self-attention head "
             "has a shortcut and a 3x3 convolution, and no image-level branch. Ours are the heads of the other tables.",
             "The recipe for PASCAL Context has the authors' batch norm momentum, loss average, weight decay and "
@@ -694,7 +694,7 @@ TABLES: dict[str, Table] = {
         ),
         notes=(
             *MMSEG_NOTES,
-            "The metafile of deeplabv3plus gives its two models one name; the README.md beside it tells them apart.",
+            "The metafile of deeplabv3plus gives its two models the same name; the README.md next to it has both.",
         ),
     ),
     "voc2012": Table(

@@ -35,7 +35,7 @@ class CARLosses(NamedTuple):
 
 
 def car_loss(features: Tensor, labels: Tensor, num_classes: int, recipe: LossRecipe) -> Tensor:
-    """Return the share of this process in the weighted losses of the whole batch, a term of the loss of a step.
+    """Return this process's share of the weighted losses of the whole batch, to be added to the loss of a step.
 
     Args:
         features: linear features of this process, (N, C, h, w).
@@ -59,8 +59,8 @@ def car_losses(
 ) -> CARLosses:
     """Return the losses of the whole batch, over all processes, computed in float32 or float64.
 
-    If each process adds its share, the losses divided by the number of processes, then the gradients are those of the
-    whole batch too.
+    Each process should add its share to its loss: the losses divided by the number of processes. The gradients are then
+    those of the whole batch, too.
 
     Args:
         features: linear features of this process, (N, C, h, w).
@@ -120,7 +120,7 @@ def intra_loss(pixels: Tensor, centers: Tensor, one_hot: Tensor, *, remove_max: 
 
 
 def center_loss(centers: Tensor, threshold: float = 0.5) -> Tensor:
-    """Return the squared mean similarity of centers (1 or N, K, C) to other centers; keys get no gradient."""
+    """Return the squared mean similarity of centers (1 or N, K, C) to other centers, which get no gradient."""
     num_classes, channels = centers.shape[1:]
     similarity = (centers @ centers.detach().transpose(1, 2) / math.sqrt(channels)).softmax(-1)  # (1, K, K)
     own = torch.eye(num_classes, dtype=torch.bool, device=centers.device)

@@ -51,7 +51,7 @@ def state_to_resume(recipe: Recipe, run: Path, resume: str | Path | None) -> tup
     """
     path = run / RECIPE
     if resume is None:
-        # Other ranks get here after the first has started to write.
+        # The other ranks may run this line after the first rank has started to write.
         if is_first_rank() and (path.exists() or (run / DIRECTORY).exists()):
             raise CaasegError(f"{run}: contains a run; resume it with --resume auto, or choose another --out")
         return None
@@ -166,7 +166,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if not all(isinstance(part, dict) for part in described):
             raise ValueError("expected dictionaries as config and data")
     except PermissionError:
-        raise  # not damaged: an earlier checkpoint is no replacement
+        raise  # the file is not damaged, so an earlier checkpoint would not help
     except pickle.UnpicklingError as error:
         raise CaasegError(f"{path}: refused, because it contains more than tensors and plain values") from error
     except (ValueError, RuntimeError, EOFError, OSError, KeyError, zipfile.BadZipFile, NotImplementedError) as error:

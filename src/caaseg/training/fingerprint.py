@@ -20,7 +20,7 @@ MAX_LISTED = 5  # names in a message
 def fingerprint(dataset: SegmentationDataset) -> dict[str, Any]:
     """Return plain values that identify a dataset, for a checkpoint.
 
-    Datasets without files (scenes, or your own) have no names: their samples are known only when they are read.
+    Datasets without files (scenes, or your own) have no names, because their samples are known only when read.
     """
     pairs = _pairs(dataset)
     return {
@@ -34,7 +34,7 @@ def fingerprint(dataset: SegmentationDataset) -> dict[str, Any]:
 def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any], split: str, source: Path) -> None:
     """Raise CaasegError if a split has other classes or images than when its fingerprint was saved.
 
-    A file of another size is only a warning, because a damaged file may be repaired before resuming.
+    A changed file size is only a warning, because a damaged file may be repaired before resuming.
     """
     found = _difference(saved, now)
     if found is not None:
@@ -45,7 +45,7 @@ def check_same_data(saved: Mapping[str, Any], now: Mapping[str, Any], split: str
     if now["names"] is not None:
         changed = [name for name, other in zip(now["names"], saved["bytes"] != now["bytes"], strict=True) if other]
         if changed:
-            logger.warning("%s: files of split %s have another size now: %s", source, split, _listed(changed))
+            logger.warning("%s: files of split %s have changed their size: %s", source, split, _listed(changed))
 
 
 def _difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -54,7 +54,7 @@ def _difference(saved: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     if saved["names"] == now["names"]:
         return None if saved["length"] == now["length"] else f"{saved['length']} images then, {now['length']} now"
     if saved["names"] is None or now["names"] is None:
-        return "the dataset is of another kind"
+        return "the dataset has another type"
     before, after = set(saved["names"]), set(now["names"])
     removed = [name for name in saved["names"] if name not in after]
     added = [name for name in now["names"] if name not in before]

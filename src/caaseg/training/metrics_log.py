@@ -81,7 +81,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             damaged = number
         elif damaged is not None:
             raise CaasegError(
-                f"{path}: line {damaged} is damaged; expected a JSON object with the number step; correct or delete it"
+                f"{path}: line {damaged} is damaged; expected a JSON object with the key step; correct or delete it"
             )
         else:
             entries.append(entry)

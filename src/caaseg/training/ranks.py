@@ -86,8 +86,8 @@ def _dense(gradient: Tensor) -> Tensor:
 def match_gradient_strides(module: nn.Module) -> None:
     """Give gradients of kernels with a side of 1 the strides of their parameter, which DistributedDataParallel expects.
 
-    The stride of a dimension of size 1 has no meaning. Operators choose it freely, DDP copies it from the parameter to
-    its buckets, and warns if both differ. A view with other strides moves no data.
+    The stride of a dimension of size 1 has no meaning, and operators choose it freely. DDP warns if a gradient has
+    other strides than its bucket, which has those of the parameter. A view with other strides copies no data.
     """
     for parameter in module.parameters():
         if parameter.requires_grad and 1 in parameter.shape:

@@ -150,7 +150,7 @@ def train(
 
 
 def _initial_architecture(init_from: str, run: Path, resume: str | Path | None) -> Architecture:
-    """Return the architecture of the model to start from. A run that is resumed does not need that model any more."""
+    """Return the architecture of the model to start from. A resumed run does not need that model any more."""
     if resume is not None and (run / RECIPE).is_file():
         saved = load_recipe(run / RECIPE)
         if saved.init_from == init_from:
@@ -160,7 +160,7 @@ def _initial_architecture(init_from: str, run: Path, resume: str | Path | None) 
 
 
 def _check_own_files(run: Path) -> None:
-    """Raise CaasegError if a directory without a run has files with the names of a run's: they are the user's."""
+    """Raise CaasegError if a directory without a run has the user's own files under the names of a run's files."""
     found = [name for name in (METRICS, "best", "model", "report.html") if (run / name).exists()]
     if found and not (run / RECIPE).exists():
         raise CaasegError(
@@ -171,7 +171,7 @@ def _check_own_files(run: Path) -> None:
 
 @contextmanager
 def _saved_recipe(recipe: Recipe, run: Path) -> Iterator[None]:
-    """Write recipe.yaml. If nothing is trained, delete the files at the end: the directory is free for another run."""
+    """Write recipe.yaml. If nothing is trained, delete the files at the end: another run can then use the directory."""
     with explain_write_error(run, RECIPE), atomic_write(run / RECIPE) as temporary:
         temporary.write_text(recipe_text(recipe), encoding="utf-8")
     try:

@@ -66,7 +66,7 @@ def resolve_processes(device: str, devices: int) -> Processes:
         machines, total = environment_integer("SLURM_NNODES"), environment_integer("SLURM_NTASKS")
         return Processes(resolved, total // max(machines, 1), machines)
     if not is_first_rank() and (devices == 1 or "LOCAL_RANK" not in os.environ):
-        # It would train, but leave all files to the first rank.
+        # This process would train, but write no files, because only the first rank writes them.
         raise CaasegError(
             "RANK, LOCAL_RANK or SLURM_PROCID is set and not 0, but neither torchrun nor SLURM started this process; "
             "unset these environment variables, or use torchrun"
@@ -284,8 +284,8 @@ def check_same_architecture(
         if not listed:
             raise
         raise CaasegError(
-            f"{source}: its weights do not fit, because it has {', '.join(listed)}; set the same with --model.NAME, or "
-            "leave them out"
+            f"{source}: its weights do not fit, because it has {', '.join(listed)}; set the same values with "
+            "--model.NAME, or leave these options out"
         ) from error
 
 

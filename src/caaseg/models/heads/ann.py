@@ -100,7 +100,7 @@ class AttendedConvolution(nn.Conv2d):
 
 
 class ANNHead(FusionHead):
-    """Attention of the last stage to pooled positions of the stage before it, then to pooled positions of its own.
+    """Attention of the last stage to pooled positions of the stage before it, then to its own pooled positions.
 
     Args:
         in_channels: channels of the last two stages.

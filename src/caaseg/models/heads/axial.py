@@ -66,8 +66,8 @@ class AxialSEHead(AttentionHead):
         lost="the channel branch is right, the final prediction is wrong",
         won="the final prediction is right, the channel branch is not",
         disagree=None,
-        caution="The channel attention's features suffice for the pixels that its branch has right; no part of the "
-        "network was trained to preserve this. Compare lost pixels with won pixels.",
+        caution="The features of the channel attention suffice for the pixels that its branch classifies correctly. No "
+        "part of the network was trained to preserve this information. Compare lost pixels with won pixels.",
     )
     block: "SqueezedAxialAttention"
 

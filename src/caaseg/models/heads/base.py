@@ -95,7 +95,7 @@ class Head(nn.Module):
 
 
 class FusionHead(Head):
-    """Base class of heads without branches, which end in the linear layer of CAR, if configured, and in dropout.
+    """Base class of heads without branches. They end in the linear layer of CAR, if configured, and in dropout.
 
     Subclasses call `build_end` last in `__init__`, and return `self.end(fused)` from `forward`.
     """
@@ -196,7 +196,7 @@ def mean_over_image(features: Tensor) -> Tensor:
 
 
 class _Mean(torch.autograd.Function):
-    """Mean over pixels whose gradient is an expanded view. torch's mean materializes it, and not channels last."""
+    """Mean over pixels whose gradient is an expanded view. torch's mean allocates it, and not channels last."""
 
     generate_vmap_rule = True
 

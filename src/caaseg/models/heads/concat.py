@@ -9,7 +9,7 @@ from caaseg.models.heads.pyramid import EPSILON, PyramidProjection
 
 
 class ConcatHead(FusionHead):
-    """3x3 convolutions before and after a context block, and one of their result concatenated with the head's input.
+    """A 3x3 convolution before and after a context block, then one of the result concatenated with the head's input.
 
     Args:
         in_channels: channels of the backbone's coarse feature map.

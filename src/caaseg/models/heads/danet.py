@@ -20,8 +20,8 @@ class DANetHead(Head):
         lost="a branch is right, the fusion is wrong",
         won="the fusion is right, neither branch is",
         disagree="the branches disagree, neither lost nor won",
-        caution="A branch may be right by chance, and one of two branches more easily than a single one: compare lost "
-        "pixels with won pixels, and only models with the same number of branches.",
+        caution="A branch may be right by chance, which is more likely with two branches than with one. Compare lost "
+        "pixels with won pixels, and compare only models with the same number of branches.",
     )
     without_attention = (
         "A DANet head has no attention along columns and rows. One branch attends to all pixels, the other to "

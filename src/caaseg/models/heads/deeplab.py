@@ -1,4 +1,4 @@
-"""DeepLab heads: atrous spatial pyramid pooling (ASPP), and with a decoder.
+"""DeepLab heads: atrous spatial pyramid pooling (ASPP), without and with a decoder.
 
 DeepLabV3 is Chen et al., Rethinking Atrous Convolution for Semantic Image Segmentation, 2017; DeepLabV3+ is Chen et
 al., Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation, ECCV 2018.

@@ -19,8 +19,9 @@ class ExpectationMaximizationAttention(nn.Module):
     """Features reconstructed from K bases, which adapt to each image, added to the features.
 
     The bases start from a buffer. In training, the buffer follows the mean of the bases over the images of all
-    processes. The reconstruction has no gradient: as in the authors' code, the layers before it learn through the
-    shortcut. The linear layer before it therefore never learns: a random one, whose outputs have both signs.
+    processes. As in the authors' code, no gradient flows through the reconstruction: the layers before this module
+    learn through the shortcut. The module's own linear layer is therefore never trained: it keeps its random initial
+    weights, so that its outputs have both signs.
 
     Args:
         channels: channels C of input and output.
@@ -60,7 +61,7 @@ class ExpectationMaximizationAttention(nn.Module):
             bases = self.bases.to(wide.dtype).expand(pixels.shape[0], -1, -1)  # (N, K, C)
             for _ in range(self.iterations):
                 weights = softmax_scores(wide, bases)  # (N, P, K)
-                # Weighted means of pixels, with length 1: the sums of the weights need not be divided out.
+                # Weighted means of pixels, scaled to length 1, so no division by the sums of the weights is needed.
                 bases = F.normalize(weights.transpose(1, 2) @ wide, dim=2)
             if self.training:
                 self._update(bases)
@@ -71,7 +72,7 @@ class ExpectationMaximizationAttention(nn.Module):
         total = bases.sum(0)
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(total)
-        self.bases.lerp_(F.normalize(total, dim=1).to(self.bases.dtype), self.momentum)  # in place: CUDA graphs
+        self.bases.lerp_(F.normalize(total, dim=1).to(self.bases.dtype), self.momentum)  # in place, for CUDA graphs
 
 
 class EMANetHead(ConcatHead):

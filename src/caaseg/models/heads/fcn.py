@@ -1,4 +1,4 @@
-"""The FCN head: 3x3 convolutions (Long et al., CVPR 2015); one of them is the baseline of the paper's figures."""
+"""The FCN head: 3x3 convolutions (Long et al., CVPR 2015). A single one is the baseline of the paper's figures."""
 
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ from caaseg.models.heads.pyramid import PyramidProjection
 
 
 class FCNHead(FusionHead):
-    """3x3 convolutions; with `config.concat_input`, a further one of their input and output together."""
+    """3x3 convolutions; with `config.concat_input`, a further one of their concatenated input and output."""
 
     title = "FCN"
     without_attention = (

@@ -1,6 +1,6 @@
 """The non-local head: scaled self-attention between two 3x3 convolutions (Wang et al., CVPR 2018).
 
-The numbers are those of mmsegmentation: embedded Gaussian, keys of half the channels.
+The settings are those of mmsegmentation: embedded Gaussian, and keys with half of the channels.
 """
 
 from torch import Tensor, nn

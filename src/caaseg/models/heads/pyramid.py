@@ -1,7 +1,7 @@
 """Convolution and pooling of feature maps of several sizes.
 
 Many heads resize feature maps to a common size, concatenate and convolve them. Resizing multiplies the rows and the
-columns of a map by a matrix, so it can change places with a convolution: here each map is convolved before its columns
+columns of a map by a matrix, so part of it can follow the convolution. Here each map is convolved before its columns
 are resized, and the results are added. The numbers are the same, with fewer multiply-adds, and without the resized and
 the concatenated maps.
 
