@@ -58,6 +58,17 @@ class RowMeansHead(AttentionHead):
         return RowMeans()
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_runs_in_16_bits_without_autocast(head: str) -> None:
+    model = with_statistics(small_model(head)).eval()
+    images = torch.randn(1, 3, 65, 97)
+    with torch.no_grad():
+        expected = model(images).logits
+        found = model.bfloat16()(images.bfloat16()).logits
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - expected).norm() < 0.1 * expected.norm()
+
+
 def test_a_head_class_is_trained_saved_and_loaded(tmp_path: Path) -> None:
     model = with_statistics(small_model(RowMeansHead, aux=True))
     assert model.config.head == "tests.models.test_heads:RowMeansHead"

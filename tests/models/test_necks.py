@@ -78,7 +78,7 @@ def test_resize_equals_its_definition(stride: int, size: tuple[int, int]) -> Non
 
 def test_sfp_equals_its_definition() -> None:
     torch.manual_seed(0)
-    neck: Any = SimpleFeaturePyramid(8, 16, width=6, output_stride=16, read_strides=(4, 8, 16, 32)).eval()
+    neck: Any = SimpleFeaturePyramid(8, 16, width=6, output_stride=32, read_strides=(4, 8, 16, 32)).eval()
     last = torch.randn(2, 8, 5, 6)  # of a padded image of 80 x 96 pixels
 
     def norm(features: Tensor) -> Tensor:
@@ -101,21 +101,35 @@ def test_sfp_equals_its_definition() -> None:
     for found, own in zip(levels, expected, strict=True):
         torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-5)
     assert fine is levels[0]
-    assert coarse is levels[2]
+    assert coarse is levels[3]
 
 
 @pytest.mark.parametrize(("stride", "cells"), [(14, (5, 6)), (16, (5, 6)), (8, (9, 11)), (32, (3, 3))])
 def test_sfp_gives_the_same_strides_for_any_patch_size(stride: int, cells: tuple[int, int]) -> None:
-    neck = SimpleFeaturePyramid(4, stride, width=3, output_stride=8, read_strides=(4, 8, 16, 32))
     last = torch.randn(1, 4, *cells)
-    features = neck(Features(last, None, (last,)), (68, 84))
-    assert [tuple(level.shape) for level in features.levels] == [
-        (1, 3, 17, 21),
-        (1, 3, 9, 11),
-        (1, 3, 5, 6),
-        (1, 3, 3, 3),
-    ]
-    assert features.coarse is features.levels[1]
+    shapes = [(1, 3, 17, 21), (1, 3, 9, 11), (1, 3, 5, 6), (1, 3, 3, 3)]
+    for number, output_stride in ((4, 32), (3, 16), (2, 8)):
+        neck = SimpleFeaturePyramid(4, stride, 3, output_stride, read_strides=(4, 8, 16, 32)[:number])
+        features = neck(Features(last, None, (last,)), (68, 84))
+        assert [tuple(level.shape) for level in features.levels] == [
+            *shapes[:number],
+            *[shapes[number - 1]] * (4 - number),
+        ]
+        assert all(level is features.coarse for level in features.levels[number - 1 :])
+
+
+@pytest.mark.parametrize("head", ["ocr", "ann", "encnet", "deeplabv3plus", "upernet", "segformer"])
+@pytest.mark.parametrize("stride", [8, 16, 32])
+def test_heads_of_several_levels_have_the_output_stride_with_sfp_and_train_every_weight(
+    head: str, stride: OutputStride
+) -> None:
+    model = small_model(head, backbone="test_vit", neck="sfp", output_stride=stride)
+    assert model.features(torch.randn(2, 3, 64, 96)).levels[-1].shape[2:] == (64 // stride, 96 // stride)
+    coarse = model.coarse(torch.randn(2, 3, 64, 96))
+    sum(output.sum() for output in (coarse.logits, *coarse.branches.values())).backward()  # type: ignore[union-attr]
+    neck = model.neck
+    assert neck is not None
+    assert all(weight.grad is not None for weight in neck.parameters())
 
 
 @pytest.mark.parametrize(
@@ -146,7 +160,7 @@ def test_models_with_necks_have_the_wanted_stride_and_train_every_weight(
 
 @pytest.mark.parametrize("aux", [{}, {"aux": True}, {"aux": True, "aux_stage": 4}])
 def test_a_head_for_several_levels_reads_those_of_sfp(aux: dict[str, Any]) -> None:
-    model = small_model(LevelsHead, backbone="test_vit", neck="sfp", output_stride=8, **aux)
+    model = small_model(LevelsHead, backbone="test_vit", neck="sfp", output_stride=16, **aux)
     prediction = model(torch.randn(2, 3, 50, 70))
     assert model.coarse(torch.randn(2, 3, 50, 70)).logits.shape == (2, 5, 13, 18)
     (prediction.logits.sum() + (0 if prediction.aux is None else prediction.aux.sum())).backward()

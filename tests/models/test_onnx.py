@@ -17,7 +17,7 @@ from caaseg.cli import main
 from caaseg.data.transforms import GRAY
 from caaseg.errors import CaasegError
 from caaseg.models.inference import load_for_inference
-from caaseg.models.onnx import OnnxModel, onnx_files
+from caaseg.models.onnx import OnnxModel, onnx_files, open_session
 from tests.training.small import images_and_masks
 
 
@@ -71,6 +71,16 @@ def test_a_model_that_contradicts_its_metadata_is_refused_on_load(
     write_model(tmp_path / "m.onnx", **options)
     with pytest.raises(CaasegError, match=rf"m\.onnx: .*{message}"):
         OnnxModel(tmp_path / "m.onnx")
+
+
+def test_a_model_runs_on_the_gpu_with_the_number_of_its_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr("onnxruntime.InferenceSession", lambda *_, providers: used.append(providers))
+    for device in ("cpu", "cuda", "cuda:1"):
+        open_session(tmp_path / "m.onnx", torch.device(device))
+    gpus = [[("CUDAExecutionProvider", {"device_id": index})] for index in (0, 1)]
+    assert used == [[*gpu, "CPUExecutionProvider"] for gpu in ([], *gpus)]
 
 
 def test_onnxruntime_sends_no_telemetry_and_prints_nothing(

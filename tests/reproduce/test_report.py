@@ -174,6 +174,17 @@ def test_a_row_that_shares_the_runs_of_its_baseline_is_not_compared(tmp_path: Pa
     report = grid_report(same)
     assert "These rows are the same network here" in "\n".join(report.notes)
     assert (report.rows[1].difference, report.rows[1].classes, report.comparisons) == (None, {}, 0)
+    assert [row.shares_runs for row in report.rows] == [False, True]
+    assert "to base: | same runs |" in " ".join(markdown(report).split())
+    assert "Not compared: no_scaling and base are the same runs." in "\n".join(shown_lines(report))
+
+
+def test_cells_without_the_scores_of_a_protocol_are_not_finished(tmp_path: Path) -> None:
+    single = plan_grid("heads", tmp_path, dataset="scenes", rows=["axial", "caa"], split="val")
+    write_cells(single, {key: [0.1, 0.2, 0.3] for key in single.by_row})
+    assert grid_report(single).missing == 0
+    multi = plan_grid("heads", tmp_path, dataset="scenes", rows=["axial", "caa"], split="val", multi_scale=True)
+    assert grid_report(multi).missing == 2
 
 
 def test_a_report_without_training_needs_finished_cells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

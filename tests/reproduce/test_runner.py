@@ -19,8 +19,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from caaseg.cli import main
+from caaseg.errors import CaasegError
 from caaseg.models.backbones import TimmBackbone
 from caaseg.reproduce import runner
+from caaseg.reproduce.grid import plan_grid
 from caaseg.training.metrics_log import read_metrics
 from tests import processes
 from tests.training.killing import die_while_saving
@@ -287,15 +289,24 @@ def test_two_commands_run_different_rows_in_one_directory_at_the_same_time(
     assert scores(directory) == [found[:1] for found in scores(finished[0])]
 
 
+def test_a_cell_is_trained_on_the_requested_device_and_not_on_another_one(tmp_path: Path) -> None:
+    grid = plan_grid("heads", tmp_path, dataset="scenes", rows=["fcn"], overrides=TWO_STEPS)
+    with pytest.raises(CaasegError, match="device is mps, which this machine does not have; use cpu"):
+        runner.run_grid(grid, device=torch.device("mps"), origin={})
+
+
 @pytest.mark.parametrize("other_runs", [True, False])
 def test_a_cell_records_whether_it_was_alone(other_runs: bool, copied: Path) -> None:
     ended = subprocess.Popen([sys.executable, "--version"], stdout=subprocess.DEVNULL)
     ended.wait()
     marker = copied / f"{runner.MARKER_PREFIX}{os.getppid() if other_runs else ended.pid}"
     marker.touch()
+    elsewhere = copied / f"{runner.MARKER_PREFIX}lan.4242"  # of a machine whose name starts with the name of this one
+    elsewhere.touch()
     (copied / "cells" / "caa-seed1.json").unlink()  # its run is finished, and scored again
     assert main([*TABLE2, "--out", str(copied)]) == 0
     assert cell(copied, "caa-seed0")["alone"]
     assert cell(copied, "caa-seed1")["alone"] is not other_runs
     assert marker.exists() is other_runs
+    assert elsewhere.exists()
     assert ("trained at the same time as others" in (copied / "table2.md").read_text()) is other_runs

@@ -5,7 +5,7 @@ import os
 import signal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from caaseg.config import Architecture
 from caaseg.models.heads.base import HeadFeatures
@@ -71,3 +71,11 @@ class SecondRankNaNHead(SecondRankHead):
 
     def fail(self, output: HeadFeatures) -> HeadFeatures:
         return output._replace(fused=output.fused * math.nan)
+
+
+class UnusedLayerHead(FCNHead):
+    """Has a layer that does not influence its output."""
+
+    def __init__(self, in_channels: int, config: Architecture) -> None:
+        super().__init__(in_channels, config)
+        self.unused = nn.Linear(3, 3)

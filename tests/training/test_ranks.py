@@ -26,6 +26,7 @@ from caaseg.training.ranks import (
     average_gradients,
     copy_first_state,
     end_together,
+    freeze_unused_parameters,
     joined_ranks,
     match_gradient_strides,
 )
@@ -34,6 +35,8 @@ from caaseg.training.stop_signals import StopSignals
 from tests import processes
 from tests.processes import exit_with_command, run_ranks
 from tests.training.small import SMALL_ARGUMENTS
+
+HEADS = Path(__file__).with_name("failing_heads.py")
 
 
 def run_two_ranks(fault: str, out: Path) -> tuple[str, list[str]]:
@@ -63,6 +66,22 @@ def test_an_error_of_any_rank_is_raised_by_the_first_and_ends_the_others(tmp_pat
     assert processes.join(*ranks) == [2, 2]
     assert (tmp_path / "error-0").read_text() == "no 1"
     assert not (tmp_path / "error-1").exists()
+
+
+def test_two_processes_train_a_model_with_unused_parameters(tmp_path: Path) -> None:
+    command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
+    command += ["--steps", "3", "--model.head", f"{HEADS}:UnusedLayerHead"]
+    assert run_ranks(exit_with_command, command) == [0, 0]
+
+
+def test_freezing_unused_parameters_changes_no_buffer_and_no_random_number() -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(3, 3))
+    buffers, random = [buffer.clone() for buffer in layers.buffers()], torch.get_rng_state()
+    layers[0].bias.requires_grad_(False)
+    freeze_unused_parameters(layers, lambda: layers[:3](torch.ones(2, 3)).sum())
+    assert [weight.requires_grad for weight in layers.parameters()] == [True, False, True, True, False, False]
+    assert all(torch.equal(now, before) for now, before in zip(layers.buffers(), buffers, strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
 
 
 @pytest.mark.slow

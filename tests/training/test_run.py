@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -221,6 +222,13 @@ def test_synchronized_batch_norm_is_fused_but_not_captured_and_batch_norm_per_gp
     assert {type(part) for part in model.modules() if isinstance(part, nn.SyncBatchNorm)} == {FusedSyncBatchNorm}
 
 
+def test_a_head_that_communicates_in_its_forward_pass_is_captured_on_a_single_gpu_only() -> None:
+    recipe = small_recipe("--cuda_graph", "true", "--model.head", "emanet")
+    model = build_model(recipe, open_split(recipe, "train"))
+    assert can_capture_graph(recipe, model, ranks=1)
+    assert not can_capture_graph(recipe, model, ranks=2)
+
+
 def test_a_recipe_sets_the_momentum_of_batch_norm(tmp_path: Path) -> None:
     model = small_model(num_classes=8)
     train(small_recipe("--batch_norm_momentum", "0.25", "--steps", "1"), tmp_path, device="cpu", model=model)
@@ -242,6 +250,25 @@ def test_processes_come_from_torchrun_slurm_or_the_arguments(monkeypatch: pytest
     assert resolve_processes("cpu", 1) == (torch.device("cpu"), 2, 3)
     with pytest.raises(ValueError, match="devices is 0; expected 1 or more"):
         resolve_processes("cpu", 0)
+    with pytest.raises(ValueError, match="device is cuda:1, a single GPU, but devices is 2; use device cuda"):
+        resolve_processes("cuda:1", 2)
+
+
+@pytest.mark.parametrize("file", ["images/2.jpg", "masks/2.png"])
+@pytest.mark.parametrize("weights", ["none", "log"])
+def test_a_damaged_file_among_a_few_images_is_skipped_on_request(
+    file: str, weights: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    images_and_masks(tmp_path / "mine", number=8)
+    (tmp_path / "mine" / file).write_bytes((tmp_path / "mine" / file).read_bytes()[:20])
+    data = ("--data.dataset", "folder", "--data.root", str(tmp_path / "mine"), "--data.crop", "48", "48")
+    options = (*data, "--steps", "6", "--loss.class_weights", weights)
+    with pytest.raises(CaasegError, match=re.escape(str(tmp_path / "mine" / file))):
+        train(small_recipe(*options), tmp_path / "stopped", device="cpu")
+    with caplog.at_level(logging.WARNING):
+        result = train(small_recipe(*options, "--data.bad_files", "skip"), tmp_path / "run", device="cpu")
+    assert result.finished
+    assert f"skipped {tmp_path / 'mine' / file}: " in caplog.text
 
 
 def test_a_folder_of_six_images_trains_and_fine_tunes_from_other_classes(

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import count
 from queue import Full, Queue
 from threading import Event, Thread
@@ -151,7 +151,7 @@ class TrainingLoader:
         rank: index of this process, from 0.
         ranks: number of processes that train together, each on its part of every batch.
         bad_files: "stop" raises BadFileError at the first bad file; "skip" logs a warning and uses another sample.
-        bad_share: with "skip", largest fraction of bad samples before training stops anyway.
+        bad_share: with "skip", largest fraction of bad samples, but at least one sample, before training stops anyway.
         pin_memory: return batches in pinned memory, prepared in a thread; use it if they are copied to a GPU.
         on_device: augment on the device of the dataset's samples, without workers, and return batches there.
     """
@@ -256,7 +256,7 @@ class TrainingLoader:
             return
         self.skipped[index] = error
         logger.warning("skipped %s", error)
-        if len(self.skipped) > self._bad_share * self._length:
+        if len(self.skipped) > max(1, self._bad_share * self._length):
             raise BadFileError(
                 f"{len(self.skipped)} of {self._length} samples cannot be read, more than the allowed fraction of "
                 f"{self._bad_share:g}; the last: {error}"
@@ -318,13 +318,14 @@ class EvaluationLoader:
     The number of samples per rank, and so of batches, may differ by one.
 
     Args:
-        dataset: source of samples; the first file that cannot be read stops the evaluation.
+        dataset: source of samples.
         batch_size: samples per batch of this rank; above 1, images of different sizes need `pad_to`.
         pad_to: height and width that fit all images; None does not pad.
         workers: worker processes; 0 reads in this process.
         rank: index of this process, from 0.
         ranks: number of processes that evaluate together.
         pin_memory: return batches in pinned memory; use it if they are copied to a GPU.
+        bad_files: "stop" raises BadFileError at the first bad file; "skip" leaves the sample out.
     """
 
     def __init__(
@@ -337,16 +338,17 @@ class EvaluationLoader:
         rank: int = 0,
         ranks: int = 1,
         pin_memory: bool = False,
+        bad_files: BadFiles = "stop",
     ) -> None:
         _check_processes(workers, rank, ranks)
         if batch_size < 1:
             raise CaasegError(f"batch_size is {batch_size}; expected 1 or more")
         indices = range(rank, len(dataset), ranks)
         self._batches = [list(indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
-        self._loader: DataLoader[Batch | str] = DataLoader(
+        self._loader: DataLoader[Batch | str | None] = DataLoader(
             EvaluationSamples(dataset, pad_to),  # type: ignore[arg-type]
             batch_sampler=self._batches,
-            collate_fn=_collate_or_error,
+            collate_fn=partial(_collate_or_error, skip=bad_files == "skip"),
             num_workers=workers,
             persistent_workers=workers > 0,
             pin_memory=pin_memory,
@@ -360,7 +362,8 @@ class EvaluationLoader:
         for batch in self._loader:
             if isinstance(batch, str):
                 raise BadFileError(batch)
-            yield batch
+            if batch is not None:
+                yield batch
 
 
 def useful_workers(workers: int, samples: int) -> int:
@@ -380,9 +383,13 @@ def collate(samples: Sequence[Sample]) -> Batch:
     return Batch(images.contiguous(), labels, tuple(sample.name for sample in samples))
 
 
-def _collate_or_error(samples: Sequence[Sample | str]) -> Batch | str:
+def _collate_or_error(samples: Sequence[Sample | str], *, skip: bool) -> Batch | str | None:
+    """Return the batch, or the first error; with `skip`, the batch without bad samples, None if there are no others."""
     error = next((sample for sample in samples if isinstance(sample, str)), None)
-    return collate([sample for sample in samples if not isinstance(sample, str)]) if error is None else error
+    if error is not None and not skip:
+        return error
+    good = [sample for sample in samples if not isinstance(sample, str)]
+    return collate(good) if good else None
 
 
 def is_lost_worker(error: BaseException) -> bool:

@@ -6,7 +6,7 @@ from torch.nn.functional import interpolate
 
 from caaseg.data.datasets.pairs import PairDataset
 from caaseg.data.decode import read_size
-from caaseg.data.sample import Sample, SegmentationDataset
+from caaseg.data.sample import BadFileError, Sample, SegmentationDataset
 
 MAX_FILES = 500
 MAX_SAMPLES = 20
@@ -40,19 +40,34 @@ class ResizedDataset:
         return Sample(smaller.round().clamp(0, 255).to(torch.uint8), _nearest(label, size), name)
 
 
-def short_sides(dataset: SegmentationDataset) -> list[int]:
-    """Return the sorted short sides of images spread evenly over a dataset."""
+def short_sides(dataset: SegmentationDataset, *, skip_bad_files: bool = False) -> list[int]:
+    """Return the sorted short sides of images spread evenly over a dataset.
+
+    Args:
+        dataset: the dataset.
+        skip_bad_files: leave out images that cannot be read, unless none can be read.
+    """
     parts: list[SegmentationDataset] = getattr(dataset, "datasets", [dataset])  # of concatenated splits
-    sides = []
+    sides, errors = list[int](), list[BadFileError]()
     for part in parts:
         limit = MAX_FILES if isinstance(part, PairDataset) else MAX_SAMPLES
         indices = sorted({k * len(part) // min(limit, len(part)) for k in range(min(limit, len(part)))})
         for index in indices:
-            if isinstance(part, PairDataset):
-                sides.append(min(read_size(part.pairs[index].image)))
-            else:
-                sides.append(min(part[index].label.shape))
+            try:
+                sides.append(_short_side(part, index))
+            except BadFileError as error:
+                errors.append(error)
+                if not skip_bad_files:
+                    raise
+    if errors and not sides:
+        raise errors[0]
     return sorted(sides)
+
+
+def _short_side(dataset: SegmentationDataset, index: int) -> int:
+    if isinstance(dataset, PairDataset):
+        return min(read_size(dataset.pairs[index].image))
+    return min(dataset[index].label.shape)
 
 
 def _nearest(label: Tensor, size: tuple[int, int]) -> Tensor:

@@ -54,12 +54,18 @@ def make_neck(config: ModelConfig, backbone: Backbone, head: type[Head]) -> Neck
 
 def _read_strides(config: ModelConfig, head: type[Head]) -> set[int]:
     """Return the strides of the feature maps that a model reads. The weights of other maps would get no gradients."""
-    strides = {SFP_STRIDES[index] for index in head.levels or ()}
+    level_strides = _level_strides(config.output_stride)
+    strides = {level_strides[index] for index in head.read_levels(config) or ()}
     if head.levels is None or (config.aux and config.aux_stage is None):
         strides.add(config.output_stride)
     if config.aux and config.aux_stage is not None:
-        strides.add(SFP_STRIDES[config.aux_stage - 1])
+        strides.add(level_strides[config.aux_stage - 1])
     return strides | {FINE_STRIDE} if config.decoder else strides
+
+
+def _level_strides(output_stride: int) -> list[int]:
+    """Return the strides of the levels of a `SimpleFeaturePyramid`: at most the output stride, as with dilation."""
+    return [min(stride, output_stride) for stride in SFP_STRIDES]
 
 
 class Resize(Neck):
@@ -128,6 +134,9 @@ def _separable(in_channels: int, out_channels: int, rate: int) -> nn.Sequential:
 class SimpleFeaturePyramid(Neck):
     """Feature maps of strides 4, 8, 16 and 32 from the last map of a plain ViT (Li et al., ViTDet).
 
+    As with a dilated backbone, no map is coarser than the output stride: with output stride 8, the levels have the
+    strides 4, 8, 8 and 8.
+
     The map is enlarged by transposed convolutions, or reduced by max pooling; each result has a 1x1 and a 3x3
     convolution with layer normalization. A ViT of stride 14 is treated as one of stride 16, and its maps are resized.
 
@@ -157,7 +166,7 @@ class SimpleFeaturePyramid(Neck):
         return Features(
             found.get(self.output_stride, last),
             found.get(FINE_STRIDE),
-            tuple(found.get(stride, last) for stride in SFP_STRIDES),
+            tuple(found.get(stride, last) for stride in _level_strides(self.output_stride)),
         )
 
     def _fit(self, scaled: Tensor, stride: int, size: Sequence[int]) -> Tensor:

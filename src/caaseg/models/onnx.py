@@ -107,8 +107,9 @@ def open_session(path: Path, device: torch.device) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 4  # errors are raised
-    gpu = ["CUDAExecutionProvider"] if device.type == "cuda" else []
-    usable = [name for name in gpu if name in onnxruntime.get_available_providers()]
+    gpu = "CUDAExecutionProvider"
+    has_gpu = device.type == "cuda" and gpu in onnxruntime.get_available_providers()
+    usable = [(gpu, {"device_id": device.index or 0})] if has_gpu else []
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=[*usable, "CPUExecutionProvider"])
     except Exception as error:

@@ -44,7 +44,7 @@ def measure_groups(
         progress: called with the number of measurements done and the total.
     """
     implementations: tuple[benchmark.Implementation, ...] = ("axial", "factorised", "grouped", "loop")
-    sizes = SIZES[device.type] if sizes is None else sizes
+    sizes = SIZES["cuda" if device.type == "cuda" else "cpu"] if sizes is None else sizes
     cases = benchmark.cases(sizes, ["float32"], implementations, GROUPS, channels=channels, key_channels=64)
     measurements = []
     for measurement in benchmark.run(cases, device, seconds=seconds):

@@ -8,7 +8,7 @@ from typing import Any
 from caaseg.analysis.paired import Difference, paired_difference
 from caaseg.config import Recipe
 from caaseg.data.catalogue import find
-from caaseg.reproduce.grid import EvaluationProtocol, Grid
+from caaseg.reproduce.grid import Cell, EvaluationProtocol, Grid
 from caaseg.reproduce.runner import read_cell, score_of
 from caaseg.reproduce.tables import TABLES, Row
 
@@ -71,6 +71,8 @@ class ReportRow:
     """Detail of the row that the paper does not state."""
     seeds: tuple[int, ...] = ()
     """The seeds of `scores`."""
+    shares_runs: bool = False
+    """Whether its recipe equals that of the baseline, so that both rows are the same runs and are not compared."""
     classes: Mapping[str, Difference] = field(default_factory=dict)
     """Difference to the baseline in the IoU of each class; intervals are corrected for all comparisons of classes."""
 
@@ -99,7 +101,7 @@ class GridReport:
     same_data: bool
     """Whether our numbers and the paper's are on the same dataset."""
     missing: int
-    """Number of unfinished cells."""
+    """Number of cells that are not trained, or not scored with all protocols."""
     publisher: str = "paper"
     """Heading of the published numbers."""
 
@@ -156,9 +158,13 @@ def grid_report(grid: Grid) -> GridReport:
         rows=_report_rows(grid, records),
         quoted=tuple((f"{find(q.dataset).title}: {q.method}", q.mean, q.source) for q in quoted),
         same_data=grid.recipe is None or datasets == paper_datasets,
-        missing=sum(not grid.file(cell).is_file() for cell in grid.cells),
+        missing=sum(not _is_scored(cell, read_cell(grid.file(cell))) for cell in grid.cells),
         publisher=table.publisher,
     )
+
+
+def _is_scored(cell: Cell, record: Record | None) -> bool:
+    return record is not None and all(score_of(record, protocol) is not None for protocol in cell.protocols)
 
 
 Pairs = tuple[list[float], list[float]]
@@ -215,10 +221,17 @@ def _report_rows(grid: Grid, records: Mapping[tuple[str, int], Record | None]) -
             source=row.source,
             note=row.note,
             seeds=tuple(seeds),
+            shares_runs=baseline is not None and _share_runs(grid, row, baseline),
             classes=by_class,
         )
 
     return tuple(report_row(row, protocol) for row, protocol in keys)
+
+
+def _share_runs(grid: Grid, row: Row, other: Row) -> bool:
+    """Return whether two rows are the same runs, because they have the same recipe."""
+    common = set(grid.seeds_of(row)) & set(grid.seeds_of(other))
+    return any(grid.by_row[row.name, seed] == grid.by_row[other.name, seed] for seed in common)
 
 
 def _protocols(grid: Grid, row: Row) -> tuple[EvaluationProtocol, ...]:

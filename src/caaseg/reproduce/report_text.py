@@ -53,6 +53,9 @@ def shown_lines(report: GridReport) -> list[str]:
                 continue
             pairs = 0 if row.difference is None else row.difference.pairs
             seeds = plural(pairs, "seed")
+            if row.shares_runs:
+                found["Not compared"].append(f"{row.row} and {row.baseline} are the same runs")
+                continue
             if row.difference is None or row.difference.low is None:
                 found["Not compared"].append(f"{row.row} against {row.baseline} ({seeds}, no interval)")
                 continue
@@ -190,7 +193,7 @@ def _difference(row: ReportRow) -> tuple[str, str, str]:
     if row.baseline is None:
         return "", "", ""
     if row.difference is None:
-        return f"to {row.baseline}:", "not finished", ""
+        return f"to {row.baseline}:", "same runs" if row.shares_runs else "not finished", ""
     mean = 100 * row.difference.mean
     return f"to {row.baseline}: {mean:+.2f}", _interval(row.difference), row.difference.claim
 

@@ -164,7 +164,10 @@ def _marker(grid: Grid) -> Iterator[None]:
 def _is_alone(grid: Grid) -> bool:
     """Return whether no other command runs in this directory on this machine. Deletes markers of killed commands."""
     for marker in grid.directory.glob(f"{MARKER_PREFIX}*"):
-        process = int(marker.name.removeprefix(MARKER_PREFIX))
+        number = marker.name.removeprefix(MARKER_PREFIX)
+        if not number.isdecimal():  # of another machine whose name starts with the name of this one
+            continue
+        process = int(number)
         if process == os.getpid():
             continue
         try:
@@ -253,7 +256,7 @@ def _train(
     first_step = checkpoints.newest_step(directory)
     alone = _is_alone(grid)
     start = time.perf_counter()
-    result = train(recipe, directory, resume="auto", device="cuda" if on_gpu else "cpu", progress=progress)
+    result = train(recipe, directory, resume="auto", device=str(device), progress=progress)
     seconds = time.perf_counter() - start
     if not result.finished:
         raise StopSignalError(result.stopped_by or signal.SIGTERM)

@@ -37,6 +37,7 @@ from caaseg.training.ranks import (
     copy_first_buffers,
     copy_first_state,
     end_together,
+    freeze_unused_parameters,
     match_gradient_strides,
     sum_over_ranks,
 )
@@ -291,13 +292,17 @@ class _Forward(nn.Module):
 
 
 def can_capture_graph(recipe: Recipe, model: nn.Module, ranks: int) -> bool:
-    """Return whether `cuda_graph` applies. It does not if the network itself communicates, in synchronized batch norm.
+    """Return whether `cuda_graph` applies. It does not if the network communicates, as synchronized batch norm does.
 
     NCCL operations can be captured, but if one rank failed, the others would wait in a replay, without an error message
     or a time limit. Gradients are averaged after the replay instead of by DistributedDataParallel, which communicates
     from hooks that a captured backward pass does not call.
     """
-    return recipe.cuda_graph and (ranks == 1 or not any(isinstance(part, nn.SyncBatchNorm) for part in model.modules()))
+    return recipe.cuda_graph and (ranks == 1 or not any(_communicates(part) for part in model.modules()))
+
+
+def _communicates(module: nn.Module) -> bool:
+    return isinstance(module, nn.SyncBatchNorm) or getattr(module, "communicates", False)
 
 
 def _network(
@@ -309,18 +314,30 @@ def _network(
     prepare: Callable[[Tensor], Tensor],
 ) -> Callable[[Tensor], Prediction]:
     """Return the coarse forward pass for training: compiled, fused, captured or wrapped by DDP, as the recipe sets."""
+
+    def blank_images(number: int) -> Tensor:
+        return torch.zeros(number, 3, *recipe.data.crop, dtype=torch.uint8, device=fabric.device)
+
+    def compute_loss(forward: Callable[[Tensor], Prediction], number: int) -> Tensor:
+        images = blank_images(number)
+        labels = torch.zeros_like(images[:, 0])
+        with fabric.autocast():
+            return segmentation_loss(loss, forward(prepare(images)), labels, loss.count(labels), recipe.loss)
+
     network: Callable[[Tensor], Prediction] = model.coarse
     if recipe.compile:
         network = torch.compile(model.coarse, dynamic=False)
     can_capture = can_capture_graph(recipe, model, fabric.world_size)
     if recipe.cuda_graph and not can_capture and fabric.is_global_zero:
         logger.warning(
-            "cuda_graph is off, because batch norm is synchronized between GPUs and a graph cannot wait for other GPUs "
-            "safely; set sync_batch_norm false to use the graph, with batch statistics per GPU"
+            "cuda_graph is off, because the network communicates with other GPUs and a graph cannot wait for them "
+            "safely; set sync_batch_norm false to use the graph, with batch statistics per GPU (head emanet always "
+            "communicates)"
         )
     if fabric.world_size > 1 and can_capture:
         copy_first_state(model)
     elif fabric.world_size > 1:
+        freeze_unused_parameters(model, lambda: compute_loss(model.coarse, 2))
         match_gradient_strides(model)
         network = fabric.strategy.setup_module(_Forward(model, network))
     if fabric.device.type != "cuda":
@@ -328,17 +345,10 @@ def _network(
     if recipe.fused_batch_norm:
         fuse_batch_norm(model)
     crops = recipe.batch_size // fabric.world_size // recipe.accumulate
-    images = torch.zeros(crops, 3, *recipe.data.crop, dtype=torch.uint8, device=fabric.device)
-
-    def compute_loss() -> Tensor:
-        labels = torch.zeros_like(images[:, 0])
-        with fabric.autocast():
-            return segmentation_loss(loss, network(prepare(images)), labels, loss.count(labels), recipe.loss)
-
     states = {"adamw": 2, "adam": 2, "rmsprop": 1, "sgd": int(recipe.optimizer.momentum > 0)}[recipe.optimizer.name]
-    try_step(model, compute_loss, 0 if optimizer.state else states, recipe, crops)
+    try_step(model, lambda: compute_loss(network, crops), 0 if optimizer.state else states, recipe, crops)
     if can_capture:
-        network = capture_coarse(model, prepare(images), fabric.autocast)
+        network = capture_coarse(model, prepare(blank_images(crops)), fabric.autocast)
     return network
 
 
@@ -396,7 +406,10 @@ def _class_weights(fabric: "Fabric", recipe: Recipe, data: SegmentationDataset) 
         return torch.tensor(setting, device=fabric.device)
     counts = torch.zeros(IGNORE + 1, dtype=torch.int64)
     workers = _reading_workers(recipe, data, fabric.world_size)
-    for batch in EvaluationLoader(data, workers=workers, rank=fabric.global_rank, ranks=fabric.world_size):
+    loader = EvaluationLoader(
+        data, workers=workers, rank=fabric.global_rank, ranks=fabric.world_size, bad_files=recipe.data.bad_files
+    )
+    for batch in loader:
         counts += torch.bincount(batch.labels.flatten(), minlength=IGNORE + 1)
     return log_class_weights(sum_over_ranks(counts[: len(data.classes)].to(fabric.device)))
 

@@ -1,7 +1,7 @@
 """Processes that train together, called ranks: sums over all of them, and errors that end all of them."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from caaseg.errors import CaasegError
+from caaseg.models.cuda_graphs import preserve_state
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -81,6 +82,22 @@ def _dense(gradient: Tensor) -> Tensor:
     """Return a gradient without gaps between its elements, in any order, so that no copy is needed to flatten it."""
     is_channels_last = gradient.dim() == 4 and gradient.is_contiguous(memory_format=torch.channels_last)
     return gradient if is_channels_last else gradient.contiguous()
+
+
+def freeze_unused_parameters(module: nn.Module, compute_loss: Callable[[], Tensor]) -> None:
+    """Freeze parameters without influence on the loss: DistributedDataParallel expects gradients of all others.
+
+    Buffers and random numbers stay the same. All ranks must call it: batch norm may be synchronized.
+
+    Args:
+        module: the module in training.
+        compute_loss: forward pass and loss of any batch.
+    """
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    with preserve_state(module):
+        gradients = torch.autograd.grad(compute_loss(), parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.requires_grad_(gradient is not None)
 
 
 def match_gradient_strides(module: nn.Module) -> None:

@@ -55,6 +55,8 @@ def resolve_processes(device: str, devices: int) -> Processes:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     resolved = torch.device(device)
+    if resolved.index is not None and devices > 1:
+        raise CaasegError(f"device is {device}, a single GPU, but devices is {devices}; use device cuda, or devices 1")
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise CaasegError(f"device is {device}, but torch sees no GPU; use cpu, or install a CUDA build of torch")
     if resolved.type == "mps" and not torch.backends.mps.is_available():
@@ -175,7 +177,8 @@ def check_labels(recipe: Recipe, *, in_training: bool, in_validation: bool) -> N
 
 def training_size(recipe: Recipe, data: SegmentationDataset) -> tuple[int | None, tuple[int, int, int]]:
     """Return the limit of the short side, or None, and smallest, median and largest short side under that limit."""
-    sides, limit = short_sides(data), recipe.data.resize
+    sides = short_sides(data, skip_bad_files=recipe.data.bad_files == "skip")
+    limit = recipe.data.resize
     if limit == "auto":
         crop = max(recipe.data.crop)
         limit = 2 * crop if sides[len(sides) // 2] > 3 * crop else None

@@ -89,6 +89,11 @@ class Head(nn.Module):
         nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
         return convolution
 
+    @classmethod
+    def read_levels(cls, config: Architecture) -> tuple[int, ...] | None:
+        """Return the entries of `levels` that the head reads with these settings."""
+        return cls.levels
+
     def attention_block(self) -> AttentionBlock | None:
         """Return the block whose attention can be explained per pixel, or None."""
         return None

@@ -30,6 +30,7 @@ class ExpectationMaximizationAttention(nn.Module):
         momentum: weight of the bases of a step in the moving average.
     """
 
+    communicates = True  # in training, with the other processes
     bases: Tensor
     weight: Tensor
     bias: Tensor

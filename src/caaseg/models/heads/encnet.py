@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from caaseg.attention.axial import without_autocast
 from caaseg.attention.projection import projection
 from caaseg.attention.spatial import as_pixels
-from caaseg.config import ModelConfig
+from caaseg.config import Architecture, ModelConfig
 from caaseg.models.heads.base import FusionHead, HeadFeatures
 from caaseg.models.heads.pyramid import EPSILON, PyramidProjection
 from caaseg.models.resize import resize
@@ -38,10 +38,12 @@ class Encoding(nn.Module):
         """(N, C, H, W) -> (N, K, C), computed in float32 or float64."""
         with without_autocast(features.device.type):
             pixels = as_pixels(features.to(torch.promote_types(features.dtype, torch.float32)))  # (N, P, C)
-            products = pixels @ self.codewords.T  # (N, P, K)
-            distances = pixels.square().sum(2, keepdim=True) - 2 * products + self.codewords.square().sum(1)
-            weights = (self.scale * distances).softmax(2)  # (N, P, K)
-            return weights.transpose(1, 2) @ pixels - weights.sum(1).unsqueeze(2) * self.codewords
+            codewords, scale = self.codewords.to(pixels.dtype), self.scale.to(pixels.dtype)
+            products = pixels @ codewords.T  # (N, P, K)
+            distances = pixels.square().sum(2, keepdim=True) - 2 * products + codewords.square().sum(1)
+            weights = (scale * distances).softmax(2)  # (N, P, K)
+            encoded = weights.transpose(1, 2) @ pixels - weights.sum(1).unsqueeze(2) * codewords
+            return encoded.to(self.codewords.dtype)
 
 
 class EncNetHead(FusionHead):
@@ -72,6 +74,10 @@ class EncNetHead(FusionHead):
         self.gate = nn.Linear(channels, channels)
         self.classifier = nn.Linear(channels, config.num_classes)
         self.build_end(channels, config)
+
+    @classmethod
+    def read_levels(cls, config: Architecture) -> tuple[int, ...]:
+        return cls.levels if config.lateral else cls.levels[-1:]
 
     def forward(self, features: Sequence[Tensor]) -> HeadFeatures:
         entered = self.entry(features[-1])  # (N, C, H, W)
