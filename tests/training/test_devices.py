@@ -47,7 +47,7 @@ def test_parts_of_a_step_and_two_processes_give_the_same_weights(tmp_path: Path)
     assert_same_run(tmp_path / "parts", tmp_path / "one")
     assert run_ranks(train_and_write_seeds, tmp_path) == [0, 0]
     assert_same_run(tmp_path / "ranks", tmp_path / "one")
-    # Dropout must differ between steps and between processes. Each process also runs the model once before the first step.
+    # Dropout must differ between steps and between processes. A process also runs the model before its first step.
     seeds = [seed for rank in (0, 1) for seed in json.loads((tmp_path / f"seeds-{rank}.json").read_text())[1:]]
     assert len(seeds) == len(set(seeds)) == 8
 
