@@ -32,7 +32,13 @@ def build(config: ModelConfig) -> Segmenter:
         return Segmenter(config)
 
 
-@pytest.mark.parametrize("name", [*recipe_names(), *row_names()])
+SLOW = re.compile("efficientnet|xception|convnext|dinov2|^car/caa")  # backbones that take seconds to build
+RECIPES = [
+    pytest.param(name, marks=pytest.mark.slow if SLOW.search(name) else ()) for name in (*recipe_names(), *row_names())
+]
+
+
+@pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_and_table_row_is_complete_and_builds_its_model(name: str) -> None:
     recipe = load_recipe(name)
     model = build(config_of(recipe))

@@ -51,7 +51,8 @@ def test_self_attention_compiles_as_one_graph() -> None:
     assert_compiled_agrees(module.eval(), "aot_eager")
 
 
-@pytest.mark.parametrize("implementation", ["grouped", pytest.param("loop", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["grouped", "loop"])
 def test_grouped_and_loop_compile_as_one_graph_at_a_fixed_size(implementation: str) -> None:
     module = block(implementation=implementation, groups=3).eval()
     torch.compiler.reset()

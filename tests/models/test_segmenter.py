@@ -165,15 +165,9 @@ def test_models_compile_as_one_graph_for_all_sizes(head: str) -> None:
             torch.testing.assert_close(compiled(images).logits, model(images).logits, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("head", "dynamic_batch"),
-    [
-        ("caa", True),
-        pytest.param("caa", False, marks=pytest.mark.slow),
-        pytest.param("danet", True, marks=pytest.mark.slow),
-        pytest.param("danet", False, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic_batch", [True, False])
+@pytest.mark.parametrize("head", ["caa", "danet"])
 def test_models_export_with_dynamic_height_and_width(head: str, dynamic_batch: bool) -> None:
     model = build(head, "resnet18").eval()
     dynamic: dict[int, Any] = {2: Dim.DYNAMIC, 3: Dim.DYNAMIC}
