@@ -15,6 +15,7 @@ from caaseg.models.export import export_model
 from caaseg.models.onnx import OnnxModel
 from caaseg.models.saving import load_model
 from caaseg.models.timm_networks import layout, supported_strides
+from tests.models.families import shallow
 from tests.small_models import small_model, with_statistics
 
 
@@ -109,7 +110,7 @@ def cells(stride: int) -> tuple[int, int]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_images_of_any_size_have_feature_maps_of_the_right_size_and_train_all_weights(name: str) -> None:
     family = FAMILIES[name]
-    model = small_model("fcn", backbone=name, neck="resize", output_stride=8, bottleneck_channels=8)
+    model = small_model("fcn", backbone=shallow(name), neck="resize", output_stride=8, bottleneck_channels=8)
     features = model.features(torch.randn(2, 3, *SIZE))
     assert features.coarse.shape == (2, 16, *cells(8))
     assert [tuple(level.shape[2:]) for level in features.levels] == [cells(stride) for stride in family.strides]
