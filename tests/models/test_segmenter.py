@@ -28,7 +28,6 @@ ALL_MODELS = [
     *product(HEADS, ["test_resnet"], [8], [False, True], [False, True]),
     *product(HEADS, ["test_efficientnet"], [16], [False, True], [True]),
 ]
-COMPILED = ("fcn", "axial", "axial_se", "caa", "self_attention", "channelized_self_attention", "danet", "ann", "ocr")
 BRANCHES = {"danet": {"spatial", "channel"}, "axial_se": {"channel"}, "ocr": {"regions"}}
 SMALL: dict[str, Any] = {"num_classes": 5, "channels": 16, "key_channels": 4, "gate_width": 8}
 
@@ -154,7 +153,7 @@ def test_a_model_compiles_as_one_graph_at_a_fixed_size() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", COMPILED)
+@pytest.mark.parametrize("head", ["caa", "danet"])  # each takes half a minute
 def test_models_compile_as_one_graph_for_all_sizes(head: str) -> None:
     torch.compiler.reset()
     model = build(head).eval()
