@@ -53,9 +53,12 @@ def test_rounding_errors_are_small_in_float32() -> None:
     assert error < 1e-5 * exact.abs().max()
 
 
-def test_convolutions_in_groups_are_not_replaced() -> None:
-    model: Any = small_model("fcn", channels=5632)
-    model.head.entry[0] = nn.Conv2d(96, 5632, 3, padding=1, bias=False, groups=2)  # the weights of 512 x 512 channels
+@pytest.mark.parametrize("options", [{"channels": 5632, "groups": 2}, {"channels": 2816, "stride": 2}])
+def test_convolutions_in_groups_or_with_a_stride_are_not_replaced(options: dict[str, int]) -> None:
+    channels = options.pop("channels")
+    model: Any = small_model("fcn", channels=channels)
+    # The number of weights is that of 512 x 512 channels.
+    model.head.entry[0] = nn.Conv2d(96, channels, 3, padding=1, bias=False, **options)
     with pytest.raises(CaasegError, match="no 3 x 3 convolution of 512 x 512 channels or more"):
         use_winograd(model)
 

@@ -105,6 +105,15 @@ def test_speeds_come_from_cells_that_were_alone() -> None:
     assert Cost.of([None]) is None
 
 
+def test_the_training_time_of_a_row_is_relative_to_its_baseline(tmp_path: Path) -> None:
+    grid = plan_grid("heads", tmp_path, dataset="scenes", rows=["axial", "caa"])
+    write_cells(grid, {key: [0.1, 0.2, 0.3] for key in grid.by_row})
+    for row, speed in (("axial", 30.0), ("caa", 20.0)):
+        path = tmp_path / "cells" / f"{row}-seed0.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "images_per_second": speed}))
+    assert [row.relative_time for row in grid_report(grid).rows] == [None, 1.5]
+
+
 def test_a_row_has_the_backbone_of_the_paper_in_its_label_only_with_its_own_recipe() -> None:
     row = next(row for row in TABLES["car"].rows if row.name == "caa_aux_car")
     assert row.title(own_recipe=True) == "CAA, CAR, auxiliary loss, ConvNeXt-L + JPU, Adam"
