@@ -73,9 +73,10 @@ FAST = ("test_resnet", "test_convnext", "test_vit", "test_mambaout", "repvit_m0_
 """Small members of the three kinds of families: dilated, plain, pyramid. The others take seconds each."""
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
-)
+PARAMETERS = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_a_family_has_the_requested_stride_or_is_refused(name: str) -> None:
     family = FAMILIES[name]
     found = layout(name, None)
@@ -106,8 +107,7 @@ def cells(stride: int) -> tuple[int, int]:
     return -(-SIZE[0] // stride), -(-SIZE[1] // stride)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_images_of_any_size_have_feature_maps_of_the_right_size_and_train_all_weights(name: str) -> None:
     family = FAMILIES[name]
     model = small_model("fcn", backbone=shallow(name), neck="resize", output_stride=8, bottleneck_channels=8)
