@@ -125,6 +125,11 @@ def test_images_of_any_size_have_feature_maps_of_the_right_size_and_train_all_we
     assert smallest.isfinite().all()
 
 
+def test_a_token_for_the_classifier_is_frozen() -> None:
+    backbone = TimmBackbone(shallow("xcit_nano_12_p8_224"), output_stride=None)
+    assert [name for name, weight in backbone.named_parameters() if not weight.requires_grad] == ["net.model.cls_token"]
+
+
 # Combinations that tests/models/test_round_trip.py does not have.
 COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
     ("test_vit", {}),  # position embeddings that are interpolated
