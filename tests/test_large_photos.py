@@ -13,7 +13,7 @@ from caaseg.data.catalogue import open_dataset
 from caaseg.evaluation.metrics import ConfusionMatrix
 from tests.data.trees import CAMVID
 
-FRAMES, EXPORTED_FRAMES = 20, 4
+FRAMES, EXPORTED_FRAMES = 8, 3
 LARGE = (4032, 3024)  # width and height
 MAX_LOSS = 0.03
 

@@ -213,7 +213,6 @@ def autograd_node(output: Tensor | tuple[Tensor, ...]) -> str:
     ("head", "backbone"),
     [
         ("caa", "test_resnet"),
-        pytest.param("fcn", "resnet18", marks=pytest.mark.slow),
         pytest.param("danet", "test_efficientnet", marks=pytest.mark.slow),
         pytest.param("psp", "test_resnet", marks=pytest.mark.slow),
         pytest.param("upernet", "test_resnet", marks=pytest.mark.slow),

@@ -11,6 +11,8 @@ from caaseg.models.heads import head_class
 SHALLOW: dict[str, dict[str, Any]] = {
     "swin_tiny_patch4_window7_224": {"depths": (1, 1, 2, 1)},
     "swinv2_tiny_window8_256": {"depths": (1, 1, 2, 1)},
+    "caformer_s18": {"depths": (1, 1, 1, 1)},
+    "convformer_s18": {"depths": (1, 1, 1, 1)},
     "inception_next_atto": {"depths": (1, 1, 1, 1)},
     "repvit_m0_9": {"depth": (1, 1, 2, 1)},
     "pvt_v2_b0": {"depths": (1, 1, 1, 1)},

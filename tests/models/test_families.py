@@ -134,7 +134,7 @@ def test_a_token_for_the_classifier_is_frozen() -> None:
 COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
     ("test_vit", {}),  # position embeddings that are interpolated
     ("test_vit", {"neck": "resize", "output_stride": 8}),
-    ("test_convnext", {"neck": "jpu", "output_stride": 8}),
+    ("test_resnet", {"neck": "jpu", "output_stride": 8}),
 ]
 
 

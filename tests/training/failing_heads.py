@@ -35,11 +35,11 @@ class TooLargeHead(FCNHead):
 
 
 class SecondRankHead(FCNHead):
-    """Fails in the second training step of the second rank."""
+    """Fails in the second training step of the second rank. With several ranks, it also runs before the first step."""
 
     def __init__(self, in_channels: int, config: Architecture) -> None:
         super().__init__(in_channels, config)
-        self.steps = 0
+        self.steps = -1
 
     def forward(self, features: Tensor) -> HeadFeatures:
         output = super().forward(features)
