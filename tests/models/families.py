@@ -6,13 +6,13 @@ module registers models of few blocks, with the classes and options of the origi
 
 from typing import Any
 
+from torch import nn
+
 from caaseg.models.heads import head_class
 
 SHALLOW: dict[str, dict[str, Any]] = {
     "swin_tiny_patch4_window7_224": {"depths": (1, 1, 2, 1)},
     "swinv2_tiny_window8_256": {"depths": (1, 1, 2, 1)},
-    "caformer_s18": {"depths": (1, 1, 1, 1)},
-    "convformer_s18": {"depths": (1, 1, 1, 1)},
     "inception_next_atto": {"depths": (1, 1, 1, 1)},
     "repvit_m0_9": {"depth": (1, 1, 2, 1)},
     "pvt_v2_b0": {"depths": (1, 1, 1, 1)},
@@ -28,14 +28,22 @@ SHALLOW: dict[str, dict[str, Any]] = {
 """Arguments of timm.create_model that make a member of a family shallow."""
 
 
+TRUNCATED = ("caformer_s18", "convformer_s18", "hgnetv2_b0")
+"""Models without such arguments. Their shallow variants have the first block of each stage."""
+
+
 def shallow(name: str) -> str:
     """Register a shallow variant of a timm model and return its name. Return small models by their own name."""
-    if name not in SHALLOW:
+    if name not in SHALLOW and name not in TRUNCATED:
         return name
     import timm  # here, because importing it before caaseg fails with some builds of torchvision
 
     def create(pretrained: bool = False, **options: Any) -> Any:
-        return timm.create_model(name, pretrained=pretrained, **{**SHALLOW[name], **options})
+        net = timm.create_model(name, pretrained=pretrained, **{**SHALLOW.get(name, {}), **options})
+        for stage in net.modules() if name in TRUNCATED else ():
+            if isinstance(getattr(stage, "blocks", None), nn.Sequential):
+                stage.blocks = stage.blocks[:1]
+        return net
 
     create.__name__ = f"shallow_{name}"
     if not timm.is_model(create.__name__):

@@ -19,7 +19,7 @@ LONG_HEADS = (
 SHORT_HEADS = tuple(head for head in HEADS if head not in LONG_HEADS)
 SHORT_BACKBONES = (
     *("test_resnet", "test_efficientnet", "test_vit", "vit_small_patch14_dinov2", "test_mambaout", "fastvit_t8"),
-    *("vit_tiny_patch16_dinov3_qkvb", "inception_next_atto", "caformer_s18", "convformer_s18", "pvt_v2_b0"),
+    *("vit_tiny_patch16_dinov3_qkvb", "inception_next_atto", "repvit_m0_9", "densenet121", "pvt_v2_b0"),
 )
 LONG_BACKBONES = tuple(backbone for backbone in TESTED if backbone not in SHORT_BACKBONES)
 
