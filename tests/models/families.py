@@ -41,8 +41,9 @@ def shallow(name: str) -> str:
     def create(pretrained: bool = False, **options: Any) -> Any:
         net = timm.create_model(name, pretrained=pretrained, **{**SHALLOW.get(name, {}), **options})
         for stage in net.modules() if name in TRUNCATED else ():
-            if isinstance(getattr(stage, "blocks", None), nn.Sequential):
-                stage.blocks = stage.blocks[:1]
+            blocks = getattr(stage, "blocks", None)
+            if isinstance(blocks, nn.Sequential):
+                stage.blocks = blocks[:1]
         return net
 
     create.__name__ = f"shallow_{name}"

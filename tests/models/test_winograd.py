@@ -53,12 +53,11 @@ def test_rounding_errors_are_small_in_float32() -> None:
     assert error < 1e-5 * exact.abs().max()
 
 
-@pytest.mark.parametrize("options", [{"channels": 5632, "groups": 2}, {"channels": 2816, "stride": 2}])
-def test_convolutions_in_groups_or_with_a_stride_are_not_replaced(options: dict[str, int]) -> None:
-    channels = options.pop("channels")
+@pytest.mark.parametrize(("channels", "groups", "stride"), [(5632, 2, 1), (2816, 1, 2)])
+def test_convolutions_in_groups_or_with_a_stride_are_not_replaced(channels: int, groups: int, stride: int) -> None:
     model: Any = small_model("fcn", channels=channels)
     # The number of weights is that of 512 x 512 channels.
-    model.head.entry[0] = nn.Conv2d(96, channels, 3, padding=1, bias=False, **options)
+    model.head.entry[0] = nn.Conv2d(96, channels, 3, stride, padding=1, bias=False, groups=groups)
     with pytest.raises(CaasegError, match="no 3 x 3 convolution of 512 x 512 channels or more"):
         use_winograd(model)
 
