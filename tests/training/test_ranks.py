@@ -170,7 +170,12 @@ def test_gradients_get_the_strides_that_ddp_expects() -> None:
 
 def compare_with_ddp(directory: Path) -> None:
     """Compute gradients that differ between the ranks, averaged by DDP and by `average_gradients`."""
-    dist.init_process_group("gloo")
+    with joined_ranks():
+        dist.init_process_group("gloo")
+        _compare_with_ddp()
+
+
+def _compare_with_ddp() -> None:
     torch.manual_seed(dist.get_rank())  # other weights and images on each rank
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)).double()
     layers[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -187,7 +192,6 @@ def compare_with_ddp(directory: Path) -> None:
         assert (ours.grad is None) == (expected.grad is None)
         if ours.grad is not None and expected.grad is not None:
             torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-12, atol=1e-12)
-    dist.destroy_process_group()
 
 
 def test_gradients_averaged_by_hand_equal_those_of_ddp(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ GRACE_S = 10
 """Seconds that a failed process has to print its message and end."""
 
 
-_LOST_GROUPS: list[Any] = []
-"""Process groups of runs that failed. They live until the process ends, because torch's destructor of a group can wait
-forever for a thread that communicates with a lost rank."""
+_PROCESS_GROUPS: list[Any] = []
+"""Process groups of finished and failed runs. They live until this process ends, because torch's destructor of a group
+can wait forever: for a thread that communicates with a lost rank, or, if DistributedDataParallel holds the last
+reference, for a thread that needs the interpreter's lock."""
 
 
 class LostRankError(CaasegError):
@@ -153,13 +154,13 @@ def joined_ranks() -> Iterator[list["Popen[bytes]"]]:
         with _explain_lost_rank():
             yield started
     except BaseException as error:
-        if is_distributed():
-            _LOST_GROUPS.append(dist.group.WORLD)
         _end_processes(started, error)
         raise
     finally:
-        if is_distributed() and not joined_before:
-            dist.destroy_process_group()
+        if is_distributed():
+            _PROCESS_GROUPS.append(dist.group.WORLD)
+            if not joined_before:
+                dist.destroy_process_group()
 
 
 def launch(fabric: "Fabric") -> list["Popen[bytes]"]:
