@@ -110,7 +110,7 @@ def test_a_captured_training_step_gives_outputs_gradients_and_buffers_of_the_mod
         found, expected = replay(images), model.coarse(images)
         torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
         for prediction in (found, expected):
-            outputs = [prediction.logits, prediction.presence, *prediction.branches.values()]
+            outputs = [prediction.logits, prediction.aux, prediction.presence, *prediction.branches.values()]
             torch.stack([output.square().mean() for output in outputs if output is not None]).sum().backward()  # type: ignore[no-untyped-call]
     for name, buffer in captured.named_buffers():  # such as batch norm statistics and the bases of emanet
         torch.testing.assert_close(buffer, model.get_buffer(name), rtol=1e-3, atol=1e-4)
