@@ -5,7 +5,7 @@ import torch
 
 from caaseg.data.sample import IGNORE, Batch
 from caaseg.evaluation.best_worst import BestWorstImages
-from caaseg.evaluation.evaluate import join_processes
+from caaseg.process_group import join_processes
 from tests.processes import run_ranks
 
 

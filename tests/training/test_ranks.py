@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from caaseg.cli import main
 from caaseg.errors import CaasegError
-from caaseg.evaluation.evaluate import evaluate, join_processes
+from caaseg.evaluation.evaluate import evaluate
 from caaseg.models import load_model
 from caaseg.models.predictor import Predictor
+from caaseg.process_group import join_processes
 from caaseg.recipes import load_recipe
 from caaseg.training.checkpoints import read_checkpoint
 from caaseg.training.metrics_log import read_metrics
@@ -168,14 +170,21 @@ def test_gradients_get_the_strides_that_ddp_expects() -> None:
         assert torch.equal(parameter.grad, expected)
 
 
+def gloo_threads() -> int:
+    """Return the number of threads of this process that communicate with other ranks."""
+    return sum("gloo" in (thread / "comm").read_text() for thread in Path("/proc/self/task").iterdir())
+
+
 def compare_with_ddp(directory: Path) -> None:
     """Compute gradients that differ between the ranks, averaged by DDP and by `average_gradients`."""
     with joined_ranks():
         dist.init_process_group("gloo")
         _compare_with_ddp()
+    assert gloo_threads() == 0
 
 
 def _compare_with_ddp() -> None:
+    assert gloo_threads() > 0
     torch.manual_seed(dist.get_rank())  # other weights and images on each rank
     layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.BatchNorm2d(2)).double()
     layers[0].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -196,6 +205,18 @@ def _compare_with_ddp() -> None:
 
 def test_gradients_averaged_by_hand_equal_those_of_ddp(tmp_path: Path) -> None:
     assert run_ranks(compare_with_ddp, tmp_path) == [0, 0]
+
+
+def train_and_list_threads(command: list[str]) -> None:
+    assert main(command) == 0
+    assert gloo_threads() == 0
+
+
+def test_threads_that_communicate_end_with_the_run(tmp_path: Path) -> None:
+    """Such a thread aborts the process if it deletes a tensor while the interpreter ends."""
+    command = ["train", "scenes/caa_resnet18", "--device", "cpu", "--out", str(tmp_path / "run"), *SMALL_ARGUMENTS]
+    command += ["--steps", "1", "--model.head", "fcn"]
+    assert run_ranks(train_and_list_threads, command) == [0, 0]
 
 
 def stop_rank_1(rank: int, directory: Path) -> None:

@@ -70,6 +70,7 @@ def evaluate(
     from caaseg.evaluation.best_worst import BestWorstImages
     from caaseg.models.inference import load_for_inference
     from caaseg.models.predictor import Predictor
+    from caaseg.process_group import join_processes
     from caaseg.reports import evaluation as reports
 
     check_writable([model, root], json=json, page=page)
@@ -80,7 +81,7 @@ def evaluate(
     data = open_dataset(dataset, root, split)
     console = console_for(json)
     done, best_worst = 0, BestWorstImages(len(data.classes))
-    with evaluating.join_processes(device_of(device)) as (torch_device, rank, ranks), progress_bars(console) as report:
+    with join_processes(device_of(device)) as (torch_device, rank, ranks), progress_bars(console) as report:
         if page is not None and ranks > 1:
             raise CaasegError(f"--page needs all images, but {ranks} processes share them; start one process")
 

@@ -74,9 +74,9 @@ def predict(
     from caaseg import predictions
     from caaseg.benchmarks.provenance import provenance
     from caaseg.data.inputs import find_images
-    from caaseg.evaluation.evaluate import join_processes
     from caaseg.models.inference import load_for_inference
     from caaseg.prediction_directory import OUTPUT_DIRECTORIES
+    from caaseg.process_group import join_processes
 
     check_directory(out, "--out")
     check_writable([model, *inputs], json=json)

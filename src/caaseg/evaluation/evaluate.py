@@ -1,12 +1,8 @@
 """The scoring loop: one confusion matrix over all labeled pixels of a dataset."""
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +13,7 @@ from caaseg.data.sample import Batch, SegmentationDataset
 from caaseg.errors import CaasegError
 from caaseg.evaluation.metrics import BoundaryIoU, ConfusionMatrix, Metric, MetricFactory
 from caaseg.models.predictor import Predictor
+from caaseg.process_group import is_distributed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,8 +82,7 @@ def evaluate(
     predictor = model if isinstance(model, Predictor) else Predictor(model)
     if len(dataset) == 0:
         raise CaasegError("the dataset has no images to score; check its directory and its split")
-    distributed = dist.is_available() and dist.is_initialized()
-    rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
     num_classes, device = len(dataset.classes), predictor.device
     pin = device.type == "cuda"
     loader = EvaluationLoader(dataset, batch_size=batch_size, workers=workers, rank=rank, ranks=ranks, pin_memory=pin)
@@ -138,50 +134,3 @@ def check_classes(num_classes: int, dataset: SegmentationDataset) -> None:
             f"the model has {num_classes} classes, but the dataset has {len(dataset.classes)} ({names}); "
             "evaluate it on the dataset it was trained on, or train a model on this dataset"
         )
-
-
-class Process(NamedTuple):
-    """Device and rank of this process among the processes that work together."""
-
-    device: torch.device
-    rank: int
-    ranks: int
-
-
-def environment_integer(name: str, default: str | None = None) -> int:
-    """Return the value of an environment variable that torchrun or SLURM sets; CaasegError if it is not a number."""
-    text = os.environ.get(name, default)
-    if text is None or not text.isdecimal():
-        found = "is not set" if text is None else f"is {text!r}"
-        raise CaasegError(
-            f"the environment variable {name} {found}; expected a number, as torchrun and SLURM set it; unset the "
-            "variables of torchrun and SLURM to start a single process"
-        )
-    return int(text)
-
-
-@contextmanager
-def join_processes(device: torch.device, *, timeout: timedelta | None = None) -> Iterator[Process]:
-    """Join the processes started by torchrun, if any, each on its own GPU if `device` is a GPU.
-
-    Args:
-        device: the kind of device to use.
-        timeout: how long a process waits for the others; None is torch's default.
-    """
-    ranks = environment_integer("WORLD_SIZE", "1")
-    if ranks == 1:
-        yield Process(device, 0, 1)
-        return
-    if (rank := environment_integer("RANK")) >= ranks:
-        raise CaasegError(f"RANK is {rank}, but WORLD_SIZE is {ranks}; start all processes with torchrun")
-    if device.type == "cuda":
-        device = torch.device("cuda", environment_integer("LOCAL_RANK"))
-        torch.cuda.set_device(device)
-    try:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
-    except ValueError as error:  # an environment variable is missing or not valid
-        raise CaasegError(f"WORLD_SIZE is {ranks}, but {error}; start all processes with torchrun") from error
-    try:
-        yield Process(device, dist.get_rank(), ranks)
-    finally:
-        dist.destroy_process_group()

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import partial
 from subprocess import Popen, TimeoutExpired
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from caaseg.errors import CaasegError
 from caaseg.models.cuda_graphs import preserve_state
+from caaseg.process_group import is_distributed, leaving_group
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -24,19 +25,8 @@ GRACE_S = 10
 """Seconds that a failed process has to print its message and end."""
 
 
-_PROCESS_GROUPS: list[Any] = []
-"""Process groups of finished and failed runs. They live until this process ends, because torch's destructor of a group
-can wait forever: for a thread that communicates with a lost rank, or, if DistributedDataParallel holds the last
-reference, for a thread that needs the interpreter's lock."""
-
-
 class LostRankError(CaasegError):
     """Another process of the run has ended, or does not answer."""
-
-
-def is_distributed() -> bool:
-    """Return whether this process has joined others."""
-    return dist.is_available() and dist.is_initialized()
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
@@ -151,16 +141,11 @@ def joined_ranks() -> Iterator[list["Popen[bytes]"]]:
     joined_before = is_distributed()
     started: list[Popen[bytes]] = []
     try:
-        with _explain_lost_rank():
+        with nullcontext() if joined_before else leaving_group(), _explain_lost_rank():
             yield started
     except BaseException as error:
         _end_processes(started, error)
         raise
-    finally:
-        if is_distributed():
-            _PROCESS_GROUPS.append(dist.group.WORLD)
-            if not joined_before:
-                dist.destroy_process_group()
 
 
 def launch(fabric: "Fabric") -> list["Popen[bytes]"]:

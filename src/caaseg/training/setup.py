@@ -16,12 +16,12 @@ from caaseg.data.catalogue import find, open_dataset
 from caaseg.data.resized import short_sides
 from caaseg.data.sample import SegmentationDataset
 from caaseg.errors import CaasegError
-from caaseg.evaluation.evaluate import environment_integer
 from caaseg.models import Segmenter
 from caaseg.models.backbones import TimmBackbone
 from caaseg.models.heads import resolve_head
 from caaseg.models.saving import CLASSIFIERS
 from caaseg.models.weights import check_fits, load_backbone_weights
+from caaseg.process_group import environment_integer
 from caaseg.torchvision_compat import declare_missing_operators
 from caaseg.training import ranks
 
