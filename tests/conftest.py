@@ -1,6 +1,10 @@
 """Settings that all tests share."""
 
+import ctypes
 import os
+import signal
+import sys
+import threading
 
 import pytest
 import torch
@@ -14,6 +18,25 @@ if not torch.cuda.is_available():
 # Tests run in parallel, one process per core. Processes that a test starts also use one thread.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+
+# A test that hangs ends its process after `faulthandler_timeout`. Forked children, such as data workers, have inherited
+# its connection to pytest-xdist, which would wait for them. So they end with it.
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+_forks_in_main_thread = False
+
+
+def _before_fork() -> None:
+    global _forks_in_main_thread
+    _forks_in_main_thread = threading.current_thread() is threading.main_thread()
+
+
+def _end_with_parent() -> None:
+    if _forks_in_main_thread:  # the signal is sent when the thread that has forked ends
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+if sys.platform == "linux":
+    os.register_at_fork(before=_before_fork, after_in_child=_end_with_parent)
 
 # The first tensor operations are slow, and slower on a busy machine: no test fails because of its duration.
 settings.register_profile("repeatable", deadline=None, derandomize=True, max_examples=EXAMPLES)
