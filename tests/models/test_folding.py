@@ -6,10 +6,11 @@ from statistics import geometric_mean
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import caaseg
 from caaseg.models import folding
+from caaseg.models.backbones import Backbone, Features
 from caaseg.models.folding import PlainBlock, ReLUConvolution, compile_for_inference, fold_batch_norm
 from caaseg.models.fused_norm import fuse_batch_norm
 from tests.small_models import small_model
@@ -58,6 +59,60 @@ def test_a_folded_model_gives_the_same_outputs(head: str, backbone: str, options
     assert len(norms(model)) > 3
     assert not norms(folded)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())  # a copy was folded
+
+
+class SharedConvolution(Backbone):
+    """A backbone in which a function, or a hook, reads a convolution beside the batch norm that follows it.
+
+    Args:
+        shared: how the output of the convolution is used a second time.
+    """
+
+    coarse_channels, fine_channels, mean, std = 8, None, (0.0,) * 3, (1.0,) * 3
+
+    def __init__(self, shared: str) -> None:
+        super().__init__()
+        self.shared = shared
+        self.convolution = nn.Conv2d(3, 4, 3, stride=8)
+        self.norm = nn.BatchNorm2d(4)
+        self.seen: list[Tensor] = []
+        if shared == "hook":
+            self.convolution.register_forward_hook(self.see_output)
+        if shared == "hook before":
+            self.norm.register_forward_pre_hook(self.see_input)
+
+    def see_output(self, module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        self.seen.append(output)
+
+    def see_input(self, module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        self.seen.append(given[0])
+
+    def forward(self, images: Tensor) -> Features:
+        self.seen.clear()
+        features = self.convolution(images)
+        normed = self.norm(features)
+        match self.shared:
+            case "sum":
+                other = features + 1
+            case "method":
+                other = features.sigmoid()
+            case "list":
+                return Features(torch.cat([normed, features], 1), None)
+            case _:
+                other = self.seen[0]
+        return Features(torch.cat([normed, other], 1), None)
+
+
+@pytest.mark.parametrize("shared", ["sum", "method", "list", "hook", "hook before"])
+def test_a_convolution_that_is_read_elsewhere_is_not_folded(shared: str) -> None:
+    model = caaseg.create_model("fcn", backbone=SharedConvolution(shared), num_classes=4, channels=12).double()
+    randomize_batch_norm(model)
+    images = torch.randn(2, 3, 40, 51, dtype=torch.float64)
+    folded = fold_batch_norm(model)
+    with torch.no_grad():
+        torch.testing.assert_close(folded(images).logits, model.eval()(images).logits)
+    assert norms(folded) == norms(folded.backbone)  # the batch norms of the head are folded
+    assert norms(folded)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")

@@ -3,10 +3,13 @@
 In evaluation, batch norm is a factor and an offset per channel, which the preceding convolution can absorb. cuDNN also
 fuses the sum with a shortcut, and ReLU, into the convolution.
 
-Forward hooks during one call of the model find which convolution feeds which batch norm and activation.
+Forward hooks during one call of the model find which convolution feeds which batch norm and activation. A function that
+also reads the output of the convolution, such as a sum, prevents folding, and so does a hook.
 """
 
 import copy
+from collections import Counter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.overrides import TorchFunctionMode
 
 from caaseg.models.fused_norm import has_fused_batch_norm
 from caaseg.models.segmenter import Segmenter
@@ -189,7 +193,7 @@ class PlainBlock(nn.Module):
 
 def _as_plain_block(block: nn.Module) -> PlainBlock | None:
     """Return a folded residual block as a PlainBlock; None for other modules, and for blocks with further layers."""
-    if type(block) not in (BasicBlock, Bottleneck):
+    if type(block) not in (BasicBlock, Bottleneck) or any(_has_hooks(part) for part in block.modules()):
         return None
     parts: Any = block
     depth = 2 if isinstance(block, BasicBlock) else 3
@@ -222,8 +226,30 @@ class _Output(NamedTuple):
     version: int  # incremented by in-place changes
 
 
+class _CountReads(TorchFunctionMode):
+    """Counts the functions that compute a tensor from the output of a module, also the functions that modules call."""
+
+    def __init__(self, outputs: dict[int, _Output]) -> None:
+        super().__init__()
+        self.outputs = outputs
+        self.reads: Counter[nn.Module] = Counter()
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [each for one in (*args, *(kwargs or {}).values()) for each in _as_sequence(one)]
+        sources = [self.outputs[id(tensor)] for tensor in given if id(tensor) in self.outputs]
+        unchanged = {source.module for source in sources if source.version == source.output._version}
+        result = func(*args, **(kwargs or {}))
+        if any(isinstance(one, Tensor) for one in _as_sequence(result)):  # the shape of a tensor can be read
+            self.reads.update(unchanged)
+        return result
+
+
+def _as_sequence(value: Any) -> tuple[Any, ...] | list[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
+
+
 def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU | None]]:
-    """Return the convolutions whose only reader is a batch norm, with this batch norm and the ReLU after it."""
+    """Return the convolutions whose output only a batch norm reads, with this batch norm and the ReLU after it."""
     outputs: dict[int, _Output] = {}  # by id of the output
     readers: dict[nn.Module, list[nn.Module]] = {}  # modules that read the output of a module
     calls: dict[nn.Module, int] = {}
@@ -240,8 +266,9 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
 
     leaves = [module for module in model.modules() if not list(module.children()) or isinstance(module, nn.BatchNorm2d)]
     hooks = [module.register_forward_hook(after) for module in leaves]
+    counter = _CountReads(outputs)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), counter:
             parameter = next(model.parameters())
             model.coarse(torch.zeros(1, 3, 64, 64, device=parameter.device, dtype=parameter.dtype))
     finally:
@@ -250,7 +277,8 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
 
     def only_reader(module: nn.Module) -> nn.Module | None:
         found = readers.get(module, [])
-        return found[0] if len(found) == 1 and calls[module] == calls[found[0]] == 1 else None
+        is_only = len(found) == counter.reads[module] == 1 and calls[module] == calls[found[0]] == 1
+        return found[0] if is_only and not _has_hooks(module) and not _has_hooks(found[0]) else None
 
     chains = []
     for convolution in [module for module in readers if isinstance(module, nn.Conv2d)]:
@@ -262,6 +290,11 @@ def _chains(model: Segmenter) -> list[tuple[nn.Conv2d, nn.BatchNorm2d, nn.ReLU |
                 activation = None
             chains.append((convolution, norm, activation))
     return chains
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Return whether hooks read the inputs or outputs of a module, as in some feature networks of timm."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _version(module: nn.Module, features: Tensor) -> int:
