@@ -112,9 +112,9 @@ def test_a_directory_of_images_gets_labels_overlays_and_probabilities(model: Pat
         with Image.open(cwd / f"out/overlays/{name}.jpg") as opened:
             drawn = overlay(image.permute(1, 2, 0).numpy(), labels, distinct_colors(CLASSES))
             assert np.abs(np.array(opened).astype(int) - drawn).mean() < 6
-        kept = np.load(cwd / f"out/probabilities/{name}.npy")
-        assert kept.dtype == np.float16
-        np.testing.assert_allclose(kept, expected.softmax(0).permute(1, 2, 0), atol=1e-3)
+        saved = np.load(cwd / f"out/probabilities/{name}.npy")
+        assert saved.dtype == np.float16
+        np.testing.assert_allclose(saved, expected.softmax(0).permute(1, 2, 0), atol=1e-3)
 
 
 def test_labels_have_the_palette_of_the_model(cwd: Path) -> None:
@@ -182,8 +182,8 @@ def test_options_give_the_results_of_a_predictor_with_the_same_options(model: Pa
     predictor = Predictor(network, scales=(0.5, 1.0), flip=True, average=average, precision="bf16")  # type: ignore[arg-type]
     scores = predictor.scores(read_image(Path("photos/y.jpg"))[None])[0]
     probabilities = scores.softmax(0) if average == "logits" else scores
-    kept = np.load(cwd / "out/probabilities/y.npy")
-    np.testing.assert_allclose(kept, probabilities.permute(1, 2, 0), atol=0.02)  # other batch sizes round differently
+    saved = np.load(cwd / "out/probabilities/y.npy")
+    np.testing.assert_allclose(saved, probabilities.permute(1, 2, 0), atol=0.02)  # other batch sizes round differently
     assert (values(cwd / "out/labels/y.png") == scores.argmax(0).numpy()).mean() > 0.98
 
 
@@ -273,11 +273,11 @@ def test_the_content_of_an_image_file_decides_whether_it_is_predicted_again(
 
 def test_results_that_are_not_requested_again_are_kept(model: Path, cwd: Path) -> None:
     arguments = ["photos/y.jpg", "--out", "out", "--window", "48x33", "--json", "out.json"]
-    kept = cwd / "out/probabilities/y.npy"
+    saved = cwd / "out/probabilities/y.npy"
     assert predict(model, *arguments, "--probabilities") == 0
-    before = kept.stat().st_mtime_ns
+    before = saved.stat().st_mtime_ns
     assert predict(model, *arguments, "--compare-grids") == 0
-    assert kept.stat().st_mtime_ns == before
+    assert saved.stat().st_mtime_ns == before
     (cwd / "out/overlays/y.jpg").unlink()
     assert predict(model, *arguments) == 0  # writes the missing overlay again
     assert predict(model, *arguments, "--probabilities", "--compare-grids") == 0

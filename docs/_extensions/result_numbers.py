@@ -3,7 +3,7 @@
 An expression names a file below benchmarks/results and a path in it, then optional factors:
 
     model.json models[model=torchvision:fcn].training_images_per_second
-    model.json models[model=caa:recorded].training_peak_bytes / 1e9
+    model.json models[model=caa:captured].training_peak_bytes / 1e9
     fused.json measurements[implementation=fused,height=65].forward_ms
     mean headline/train-seed?.single.json mean_iou * 100
 

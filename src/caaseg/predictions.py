@@ -287,7 +287,7 @@ def _predict(
         directory: the task's output directory.
         image: the image; the caller holds its lock.
         image_hash: SHA-256 of the image file.
-        before: metadata of earlier results of the same image file; results that are not requested now are kept.
+        before: metadata of earlier results of the same image file; they stay listed if they are not requested now.
     """
     start = time.perf_counter()
     model, paths = task.model, output_paths(image.name)
@@ -300,11 +300,11 @@ def _predict(
         "model": model.source,
         "model_sha256": model.digest,
     }
-    kept = {path: found for path, found in before.results.items() if found} if before is not None else {}
+    earlier = {path: found for path, found in before.results.items() if found} if before is not None else {}
     new = [paths.labels, overlay, *([paths.probabilities] if task.probabilities else [])]
     metadata = Metadata(
         **origin,
-        results=kept | {str(path): None for path in new},
+        results=earlier | {str(path): None for path in new},
         grids_compared=before is not None and before.grids_compared,
         grid_disagreement=before.grid_disagreement if before is not None else None,
     )

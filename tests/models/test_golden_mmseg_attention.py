@@ -123,26 +123,26 @@ def build(name: str) -> tuple[dict[str, Any], Head, dict[str, str]]:
     """Return the stored numbers, our head for their settings, and the names of its weights."""
     stored = load(f"mmseg_{name}")
     given = json.loads(str(stored["config"]))
-    kept = {"channels": given["channels"], "num_classes": given["num_classes"]}
+    shared = {"channels": given["channels"], "num_classes": given["num_classes"]}
     channels: Any = given["in_channels"]
     match name:
         case "ccnet":
-            return stored, CCNetHead(channels, ModelConfig(**kept, recurrence=given["recurrence"])), CCNET
+            return stored, CCNetHead(channels, ModelConfig(**shared, recurrence=given["recurrence"])), CCNET
         case "nonlocal":
             assert (given["reduction"], given["use_scale"], given["mode"]) == (2, True, "embedded_gaussian")
-            return stored, NonLocalHead(channels, ModelConfig(**kept)), NONLOCAL
+            return stored, NonLocalHead(channels, ModelConfig(**shared)), NONLOCAL
         case "emanet":
             bases = {"num_bases": given["num_bases"], "iterations": given["num_stages"], "momentum": given["momentum"]}
-            kept |= {"channels": given["ema_channels"], "bottleneck_channels": given["channels"]}
-            return stored, EMANetHead(channels, ModelConfig(**kept), **bases), EMANET
+            shared |= {"channels": given["ema_channels"], "bottleneck_channels": given["channels"]}
+            return stored, EMANetHead(channels, ModelConfig(**shared), **bases), EMANET
         case "ann":
             assert given["query_scales"] == [1]
             options = {"key_channels": given["project_channels"], "pool_sizes": given["key_pool_scales"]}
-            return stored, ANNHead(channels, ModelConfig(**kept), **options), ANN
+            return stored, ANNHead(channels, ModelConfig(**shared), **options), ANN
         case "ocr":
-            config = ModelConfig(**kept, bottleneck_channels=8)
+            config = ModelConfig(**shared, bottleneck_channels=8)
             return stored, OCRHead((8, channels), config, key_channels=given["ocr_channels"]), OCR
-    config = ModelConfig(**kept, lateral=given["add_lateral"])
+    config = ModelConfig(**shared, lateral=given["add_lateral"])
     return stored, EncNetHead(channels, config, num_codes=given["num_codes"]), ENCNET
 
 

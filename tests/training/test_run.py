@@ -596,9 +596,9 @@ def test_frozen_stages_keep_their_weights_and_statistics(
     train(recipe, tmp_path / "run", device="cpu")
     initial = build_model(recipe, open_split(recipe, "train")).state_dict()
     trained = weights(tmp_path / "run")
-    kept = [name for name, tensor in initial.items() if torch.equal(trained[name], tensor)]
-    assert {name for name in initial if name.removeprefix("backbone.net.").startswith(frozen)} <= set(kept)
-    assert not any(name.startswith(("backbone.net.layer2.", "backbone.net.model.blocks.1.")) for name in kept)
+    unchanged = [name for name, tensor in initial.items() if torch.equal(trained[name], tensor)]
+    assert {name for name in initial if name.removeprefix("backbone.net.").startswith(frozen)} <= set(unchanged)
+    assert not any(name.startswith(("backbone.net.layer2.", "backbone.net.model.blocks.1.")) for name in unchanged)
 
 
 def test_gradient_checkpointing_with_compile_is_refused() -> None:
