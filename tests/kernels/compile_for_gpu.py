@@ -16,21 +16,22 @@ from triton.compiler import ASTSource
 
 from caaseg.attention import channelized_axial_attention
 from caaseg.attention.fused import MAX_GATE_ROW_BYTES
-from caaseg.kernels import axial_backward, axial_forward, batch_norm, cross_entropy, gate
+from caaseg.kernels import axial_backward, axial_forward, batch_norm, cross_entropy, gate, max_pool, resize
 
 SHARED_MEMORY = 227 * 1024  # bytes per program
 INTEGERS = (
     "num_lines length line_stride stride channels key_channels size num_positions width height h w classes "
-    "rows num_parts program_rows"
+    "rows num_parts program_rows parts c_parts"
 )
 FLOATS = "pool_scale slope step_x step_y label_smoothing momentum eps"
-FLOAT32_POINTERS = "stats deltas weights losses parts moments sums running_mean running_var weight bias"
+FLOAT32_POINTERS = "stats deltas weights losses moments sums running_mean running_var weight bias"
 TYPES: dict[str, Any] = {
     **dict.fromkeys(INTEGERS.split(), "i32"),
     **dict.fromkeys(FLOATS.split(), "fp32"),
     **dict.fromkeys(FLOAT32_POINTERS.split(), "*fp32"),
     "mask": "*u8",
     "labels": "*u8",
+    "positions": "*u8",
 }
 
 
@@ -61,19 +62,23 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], warps: int = 4, stage
 
 def compile_small_blocks() -> None:
     blocks = {"block": 16, "block_d": 16, "block_c": 16, "gated": True}
+    compile_kernel(axial_forward.attention_kernel, {**blocks, "program_c": 16})
     compile_kernel(axial_forward.attention_with_tail_kernel, {**blocks, "tail": 16, "program_c": 16})
+    long = {"block_q": 16, "tail_q": 16, "block_k": 16, "tail_k": 16, "block_d": 16, "block_c": 16, "gated": True}
+    compile_kernel(axial_forward.long_attention_kernel, long)
     compile_kernel(axial_forward.pool_kernel, {"block": 8, "block_c": 16})
     compile_kernel(axial_backward.attention_backward_kernel, {**blocks, "pooled": True})
-    compile_long_lines(blocks, grad_gate="*fp32")
+    compile_long_lines_backward(blocks, grad_gate="*fp32")
     compile_kernel(gate.scale_columns_kernel, {"block": 64})
     compile_kernel(gate.scale_columns_backward_kernel, {"block_h": 4, "block": 64})
     layers: dict[str, Any] = {"layers": 1, "block": 16, "block_c": 16, "block_w": 16}
     types: dict[str, Any] = {"hidden": ("*bf16",)}
-    compile_kernel(gate.gate_kernel, {**layers, "save_states": True}, **types)
+    compile_kernel(gate.gate_kernel, {**layers, "block_out": 16, "program_c": 32, "save_states": True}, **types)
     compile_kernel(gate.gate_backward_kernel, layers, **types)
     compile_kernel(gate.gate_weights_kernel, {"layers": 1, "block": 16, "block_p": 16}, grads="*fp32", **types)
     compile_cross_entropy([2])
     compile_batch_norm({"block": 8, "block_c": 16}, {"block": 16, "block_c": 16}, 1)
+    compile_resizing(8, 64)
 
 
 def compile_used_blocks() -> None:
@@ -81,32 +86,42 @@ def compile_used_blocks() -> None:
     compile_gate()
     compile_cross_entropy([2, 19, 59, 171, 255, 300])
     compile_batch_norm({"block": 32, "block_c": 128}, {"block": 256, "block_c": 16}, 4)
+    compile_resizing(64, max_pool.BLOCK)
 
 
 def compile_axial() -> None:
-    single = {"block_d": 64, "block_c": 64, "gated": True}
-    for block in (32, 64, 128):
-        constants = {**single, "block": block, "tail": 16, "program_c": 512}
-        compile_kernel(axial_forward.attention_with_tail_kernel, constants)
-    constants = {**single, "block": 128, "single_block": True, "program_c": 512}
-    compile_kernel(axial_forward.attention_kernel, constants, 8)
-    compile_kernel(axial_backward.attention_backward_kernel, {**single, "block": 128, "pooled": True}, 8)
+    sizes = {"block_d": 64, "gated": True}
+    for length in (33, 65, 97, 129):
+        blocks = axial_forward.tail_blocks(length, 512, torch.bfloat16)
+        kernel = axial_forward.attention_with_tail_kernel
+        if blocks is None:
+            blocks, kernel = axial_forward.single_blocks(length, 512, torch.bfloat16), axial_forward.attention_kernel
+        compile_axial_kernel(kernel, {**sizes, **(blocks or {}), "program_c": 512})
+    for block_d in (64, 256):
+        blocks = axial_forward.long_blocks(257, 512, block_d, torch.bfloat16)
+        compile_axial_kernel(axial_forward.long_attention_kernel, {**sizes, **blocks, "block_d": block_d})
     compile_kernel(axial_forward.pool_kernel, {"block": 8, "block_c": 512})
-    compile_long_lines({**single, "block": 64}, grad_gate="*fp32")
+    blocks = {**sizes, "block": 128, "block_c": 64}
+    compile_kernel(axial_backward.attention_backward_kernel, {**blocks, "pooled": True}, 8)
+    compile_long_lines_backward({**blocks, "block": 64}, grad_gate="*fp32")
 
-    # In float32
-    single["block_c"] = 32
     names = "keys values gate out grad grad_pooled grad_keys grad_values grad_gate"
     types: dict[str, Any] = dict.fromkeys(names.split(), "*fp32")
-    constants = {**single, "block": 32, "single_block": True, "program_c": 512}
-    compile_kernel(axial_forward.attention_kernel, constants, **types)
-    compile_kernel(axial_backward.attention_backward_kernel, {**single, "block": 32, "pooled": True}, **types)
-    compile_long_lines({**single, "block": 32}, **types)
+    single = axial_forward.single_blocks(32, 512, torch.float32) or {}
+    compile_axial_kernel(axial_forward.attention_kernel, {**sizes, **single, "program_c": 512}, **types)
+    blocks = axial_forward.long_blocks(65, 512, 64, torch.float32)
+    compile_axial_kernel(axial_forward.long_attention_kernel, {**sizes, **blocks}, **types)
+    blocks = {**sizes, "block": 32, "block_c": 32}
+    compile_kernel(axial_backward.attention_backward_kernel, {**blocks, "pooled": True}, **types)
+    compile_long_lines_backward(blocks, **types)
 
 
-def compile_long_lines(blocks: dict[str, Any], **types: Any) -> None:
-    constants = {**blocks, "single_block": False, "program_c": blocks["block_c"]}
-    compile_kernel(axial_forward.attention_kernel, constants, **types)
+def compile_axial_kernel(kernel: Any, options: dict[str, Any], **types: Any) -> None:
+    constants = {name: value for name, value in options.items() if name not in ("num_warps", "num_stages", "maxnreg")}
+    compile_kernel(kernel, constants, options["num_warps"], options.get("num_stages", 3), **types)
+
+
+def compile_long_lines_backward(blocks: dict[str, Any], **types: Any) -> None:
     for kernel in ("delta_kernel", "values_backward_kernel", "keys_backward_kernel"):
         compile_kernel(getattr(axial_backward, kernel), {**blocks, "pooled": True}, **types)
 
@@ -124,7 +139,8 @@ def compile_gate() -> None:
             constants = {"layers": 4, **gate.gate_blocks(512, width, dtype)}
             warps, stages = constants.pop("num_warps"), constants.pop("num_stages")
             types |= {"first": weight, "last": weight, "hidden": (weight,) * 4}
-            compile_kernel(gate.gate_kernel, {**constants, "save_states": True}, warps, stages, **types)
+            forward = {**constants, "block_out": constants["block_c"] // 2, "program_c": 512, "save_states": True}
+            compile_kernel(gate.gate_kernel, forward, warps, stages, **types)
             compile_kernel(gate.gate_backward_kernel, constants, warps, stages, **types)
         compile_kernel(gate.gate_weights_kernel, {"layers": 4, "block": 64, "block_p": 64}, grads="*fp32", **types)
 
@@ -138,14 +154,22 @@ def compile_cross_entropy(numbers_of_classes: list[int]) -> None:
 
 
 def compile_batch_norm(tile: dict[str, int], merge: dict[str, int], unroll: int) -> None:
-    compile_kernel(batch_norm.moments_kernel, {**tile, "unroll": unroll})
-    compile_kernel(batch_norm.merge_moments_kernel, merge, 8)
+    parts: dict[str, Any] = {"parts": "*fp32"}
+    compile_kernel(batch_norm.moments_kernel, {**tile, "unroll": unroll}, **parts)
+    compile_kernel(batch_norm.merge_moments_kernel, merge, 8, **parts)
     elementwise = {**tile, "tiles_per_program": 2 * unroll}
     compile_kernel(batch_norm.normalize_kernel, {**elementwise, "has_residual": True, "relu": True})
     flags = {"has_mask": True, "has_grad2": True, "relu": True}
-    compile_kernel(batch_norm.grad_sums_kernel, {**tile, **flags, "unroll": unroll})
-    compile_kernel(batch_norm.merge_grad_sums_kernel, merge, 8)
+    compile_kernel(batch_norm.grad_sums_kernel, {**tile, **flags, "unroll": unroll}, **parts)
+    compile_kernel(batch_norm.merge_grad_sums_kernel, merge, 8, **parts)
     compile_kernel(batch_norm.grad_features_kernel, {**elementwise, "apply_relu": True})
+
+
+def compile_resizing(channels: int, block: int) -> None:
+    constants = {"channels": channels, "block": block}
+    compile_kernel(max_pool.max_pool_kernel, {**constants, "save_positions": True})
+    compile_kernel(max_pool.max_pool_backward_kernel, constants)
+    compile_kernel(resize.resize_kernel, {**constants, "align_corners": True})
 
 
 if __name__ == "__main__":

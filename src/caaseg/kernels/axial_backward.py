@@ -5,11 +5,19 @@ A line that fits into one block takes one kernel. A longer line takes three pass
 layout.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from caaseg.kernels.axial_forward import SINGLE_STAGE, Blocks, Lines, attention_scores, line_start, load_gate
+from caaseg.kernels.axial_forward import (
+    MAX_SINGLE_BLOCK,
+    Lines,
+    attention_scores,
+    line_start,
+    load_gate,
+)
 from caaseg.kernels.common import (
     accumulate,
     ceil_div,
@@ -18,10 +26,35 @@ from caaseg.kernels.common import (
     exp,
     jit,
     load_tile,
+    next_power_of_2,
     on_device,
     reciprocal,
     store_tile,
 )
+
+BLOCK = 64  # positions per block of longer lines
+# Loops whose products read values computed in the same iteration run in one pipeline stage. With two or three stages,
+# Triton 3.6 on an H200 gave key gradients that differed from run to run; the cause is not known.
+SINGLE_STAGE = {"num_stages": 1}
+
+
+class Blocks(NamedTuple):
+    """Block sizes of a program."""
+
+    positions: int
+    channels: int
+    key_channels: int
+    warps: int
+    single: bool  # one block holds a line
+
+    @classmethod
+    def of(cls, lines: Lines, keys: Tensor, values: Tensor) -> "Blocks":
+        float32 = values.dtype == torch.float32
+        single = lines.length <= (MAX_SINGLE_BLOCK // 4 if float32 else MAX_SINGLE_BLOCK)
+        positions = max(next_power_of_2(lines.length), 16) if single else (BLOCK // 2 if float32 else BLOCK)
+        channels = min(max(next_power_of_2(values.shape[1]), 16), 32 if float32 else 64)
+        key_channels = max(next_power_of_2(keys.shape[1]), 16)
+        return cls(positions, channels, key_channels, 8 if positions > 64 else 4, single)
 
 
 def attend_lines_backward(

@@ -1,16 +1,18 @@
 """Attention along the lines of a feature map, forward: Triton kernels and their launches.
 
 A map is stored channels last, pixel by pixel. A line is an image column or row: its position l is pixel
-`start + l * stride`, and the next line starts `line_stride` pixels further. Each program computes one block of a line
-and no two programs write to the same address, so results are deterministic.
+`start + l * stride`, and the next line starts `line_stride` pixels further. No two programs write to the same address,
+so results are deterministic.
 
-Attention weights are never stored. Each kernel recomputes its block of them from the keys as
-exp(score - max_score) * inv_sum. Scores are symmetric, because keys and queries are the same.
+Attention weights are never stored. Scores are symmetric, because keys and queries are the same. A short line fits into
+one block: a program computes its weights once for all channels. A long line is computed block by block with an online
+softmax. Lines are often slightly longer than a power of two, such as 65 features of 513 pixels. A block of 128 would be
+half empty. Instead, a block has a tail of 16 positions.
 
-Names: offs_q, offs_k are positions of queries and keys, offs_c, offs_d channels of values and keys.
+Names: offs_q, offs_k, offs_t are positions of queries, keys and the tail, offs_c, offs_d channels of values and keys.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -30,11 +32,9 @@ from caaseg.kernels.common import (
 )
 
 MAX_SINGLE_BLOCK = 128  # longest line whose weights and weight gradients fit into registers
-BLOCK = 64  # positions per block of longer lines
-TAIL = 16  # positions per tail block, for lines slightly longer than a power of two
-# Loops whose products read values computed in the same iteration run in one pipeline stage. With two or three stages,
-# Triton 3.6 on an H200 gave key gradients that differed from run to run; the cause is not known.
-SINGLE_STAGE = {"num_stages": 1}
+TAIL = 16  # positions per tail
+MIN_PROGRAMS = 256  # two per multiprocessor of a large GPU
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 class Lines(NamedTuple):
@@ -49,25 +49,6 @@ class Lines(NamedTuple):
     def of(cls, features: Tensor, rows: bool) -> "Lines":
         height, width = features.shape[2:]
         return cls(height, width, width, 1) if rows else cls(width, height, 1, width)
-
-
-class Blocks(NamedTuple):
-    """Block sizes of a program."""
-
-    positions: int
-    channels: int
-    key_channels: int
-    warps: int
-    single: bool  # one block holds a line
-
-    @classmethod
-    def of(cls, lines: Lines, keys: Tensor, values: Tensor) -> "Blocks":
-        float32 = values.dtype == torch.float32
-        single = lines.length <= (MAX_SINGLE_BLOCK // 4 if float32 else MAX_SINGLE_BLOCK)
-        positions = max(next_power_of_2(lines.length), 16) if single else (BLOCK // 2 if float32 else BLOCK)
-        channels = min(max(next_power_of_2(values.shape[1]), 16), 32 if float32 else 64)
-        key_channels = max(next_power_of_2(keys.shape[1]), 16)
-        return cls(positions, channels, key_channels, 8 if positions > 64 else 4, single)
 
 
 def attend_lines(
@@ -88,45 +69,82 @@ def attend_lines(
     """
     n, c = values.shape[:2]
     lines, out = Lines.of(values, rows), torch.empty_like(values)
+    num_lines = n * lines.number
     stats = values.new_empty(2, n, lines.number, lines.length, dtype=torch.float32)
     pooled = values.new_empty(n, lines.length, c if pool else 0)
-    blocks = Blocks.of(lines, keys, values)
     args = (keys, values, gate, out, stats, *lines, c, keys.shape[1])
-    sizes = {"gated": gate is not None, "block_d": blocks.key_channels}
-    main = next_power_of_2(lines.length) // 2
+    options = {"gated": gate is not None, "block_d": max(next_power_of_2(keys.shape[1]), 16)}
     with on_device(values):
-        if values.dtype != torch.float32 and 32 <= main <= MAX_SINGLE_BLOCK and lines.length - main <= TAIL:
-            channels = min(max(next_power_of_2(c), 16), 128 if main <= 64 else 64)
-            program_c = _channels_per_program(n * lines.number, c, channels)
-            attention_with_tail_kernel[(n * lines.number, 1, ceil_div(c, program_c))](
-                *args, **sizes, block=main, tail=TAIL, block_c=channels, program_c=program_c, num_warps=4
+        if (blocks := tail_blocks(lines.length, c, values.dtype)) is not None:
+            program_c = _channels_per_program(num_lines, c, blocks["block_c"])
+            attention_with_tail_kernel[(num_lines, ceil_div(c, program_c))](
+                *args, **options, **blocks, program_c=program_c
             )
-        elif blocks.single:
-            channels = 128 if blocks.positions <= 64 and blocks.channels == 64 and c > 64 else blocks.channels
-            program_c = _channels_per_program(n * lines.number, c, channels)
-            attention_kernel[(n * lines.number, 1, ceil_div(c, program_c))](
-                *args, **sizes, single_block=True, block=blocks.positions, block_c=channels, program_c=program_c,
-                num_warps=blocks.warps,
-            )  # fmt: skip
+        elif (blocks := single_blocks(lines.length, c, values.dtype)) is not None:
+            program_c = _channels_per_program(num_lines, c, blocks["block_c"])
+            attention_kernel[(num_lines, ceil_div(c, program_c))](*args, **options, **blocks, program_c=program_c)
         else:
-            channels = blocks.channels
-            grid = (n * lines.number, ceil_div(lines.length, blocks.positions), ceil_div(c, channels))
-            attention_kernel[grid](
-                *args, **sizes, single_block=False, block=blocks.positions, block_c=channels, program_c=channels,
-                num_warps=blocks.warps, **SINGLE_STAGE,
-            )  # fmt: skip
+            blocks = long_blocks(lines.length, c, options["block_d"], values.dtype)
+            number = (lines.length - blocks["tail_q"], c)
+            parts, c_parts = map(ceil_div, number, (blocks["block_q"], blocks["block_c"]))
+            long_attention_kernel[(num_lines * parts * c_parts,)](*args, parts, c_parts, **options, **blocks)
         if pool:
-            channels = min(next_power_of_2(c), 512)
-            pool_kernel[(n * lines.length, ceil_div(c, channels))](
-                out, pooled, *lines, c, 1 / (lines.number * lines.length), block=4 if rows else 8, block_c=channels
+            blocks = pool_blocks(n * lines.length, c)
+            pool_kernel[(n * lines.length, ceil_div(c, blocks["block_c"]))](
+                out, pooled, *lines, c, 1 / (lines.number * lines.length), **blocks
             )
     return out, pooled, stats
+
+
+def tail_blocks(length: int, channels: int, dtype: torch.dtype) -> dict[str, Any] | None:
+    """Return the blocks of `attention_with_tail_kernel` if it applies: one block holds all but a few positions."""
+    main = next_power_of_2(length) // 2
+    if dtype == torch.float32 or not 32 <= main <= MAX_SINGLE_BLOCK or length - main > TAIL:
+        return None
+    block_c = min(max(next_power_of_2(channels), 16), 128 if main <= 64 else 64)
+    blocks = {"block": main, "tail": TAIL, "block_c": block_c, "num_warps": 4}
+    return blocks | {"maxnreg": 128} if main == 32 else blocks  # four programs per multiprocessor
+
+
+def single_blocks(length: int, channels: int, dtype: torch.dtype) -> dict[str, int] | None:
+    """Return the blocks of `attention_kernel` if it applies: one block holds a line."""
+    float32 = dtype == torch.float32
+    if length > (MAX_SINGLE_BLOCK // 4 if float32 else MAX_SINGLE_BLOCK):
+        return None
+    block = max(next_power_of_2(length), 16)
+    max_block_c = 32 if float32 else 128 if block <= 64 else 64
+    block_c = min(max(next_power_of_2(channels), 16), max_block_c)
+    if block <= 64:
+        return {"block": block, "block_c": block_c, "num_warps": 4}
+    return {"block": block, "block_c": block_c, "num_warps": 8, "maxnreg": 128}  # two programs per multiprocessor
+
+
+def long_blocks(length: int, channels: int, block_d: int, dtype: torch.dtype) -> dict[str, int]:
+    """Return the blocks of `long_attention_kernel`."""
+    float32 = dtype == torch.float32
+    block_q, block_k = (32, 32) if float32 else (128, 64)
+    rest_q, rest_k = length % block_q, length % block_k
+    return {
+        "block_q": block_q,
+        "tail_q": TAIL if 0 < rest_q <= TAIL and not float32 else 0,
+        "block_k": block_k,
+        "tail_k": max(next_power_of_2(rest_k), 16) if rest_k else 0,
+        "block_c": min(max(next_power_of_2(channels), 16), 32 if float32 else 256),
+        "num_warps": 4 if float32 else 8,
+        "num_stages": 1 if float32 else 3 if block_d <= 128 else 2,
+    }
+
+
+def pool_blocks(num_positions: int, channels: int) -> dict[str, int]:
+    """Return the blocks of `pool_kernel`."""
+    block_c = min(next_power_of_2(channels), 512 if num_positions > 512 else 128)
+    return {"block": 8, "block_c": block_c}
 
 
 def _channels_per_program(num_lines: int, channels: int, block: int) -> int:
     """Return all channels, so that weights are computed once per line, or fewer channels for more programs."""
     program_c = ceil_div(channels, block) * block
-    while program_c % (2 * block) == 0 and num_lines * ceil_div(channels, program_c) < 512:
+    while program_c % (2 * block) == 0 and num_lines * ceil_div(channels, program_c) < MIN_PROGRAMS:
         program_c //= 2
     return program_c
 
@@ -150,6 +168,21 @@ def load_gate(gate: tl.tensor, line: tl.tensor, offs_c: tl.tensor, channels: tl.
 
 
 @jit
+def store_stats(
+    stats: tl.tensor,
+    line: tl.tensor,
+    all_lines: tl.tensor,
+    offs_q: tl.tensor,
+    length: tl.tensor,
+    max_score: tl.tensor,
+    inv_sum: tl.tensor,
+) -> None:
+    """Store maximum score and 1 / sum of positions of a line."""
+    tl.store(stats + line * length + offs_q, max_score, offs_q < length)
+    tl.store(stats + (all_lines + line) * length + offs_q, inv_sum, offs_q < length)
+
+
+@jit
 def attention_kernel(
     keys: tl.tensor,  # (pixels, D)
     values: tl.tensor,  # (pixels, C)
@@ -163,56 +196,27 @@ def attention_kernel(
     channels: tl.tensor,
     key_channels: tl.tensor,
     gated: tl.constexpr,
-    single_block: tl.constexpr,  # the line fits into one block
     block_d: tl.constexpr,
     block: tl.constexpr,
     block_c: tl.constexpr,
     program_c: tl.constexpr,  # channels per program
 ) -> None:
-    """Compute out = gate * softmax(scores) @ values along each line."""
+    """Compute out = gate * softmax(scores) @ values along each line. A line fits into one block."""
     line = tl.program_id(0)
     exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = line_start(line, num_lines, length, line_stride)
-    offs_q = tl.program_id(1) * block + tl.arange(0, block)
-    offs_d = tl.arange(0, block_d)
-    queries = load_tile(keys, start, offs_q, length, stride, offs_d, key_channels)
-
-    if single_block:
-        offs_k = offs_q
-        scores = attention_scores(queries, queries, offs_q, length)
-        max_score = tl.max(scores, 1)
-        exps = exp(scores - max_score[:, None], exact)
-        inv_sum = reciprocal(tl.sum(exps, 1), exact)
-        weights = (exps * inv_sum[:, None]).to(values.dtype.element_ty)
-    else:
-        max_score = tl.full([block], float("-inf"), tl.float32)
-        total = tl.zeros([block], tl.float32)
-        for block_start in range(0, length, block):
-            offs_k = block_start + tl.arange(0, block)
-            keys_block = load_tile(keys, start, offs_k, length, stride, offs_d, key_channels)
-            scores = attention_scores(queries, keys_block, offs_k, length)
-            new_max = tl.maximum(max_score, tl.max(scores, 1))
-            total = total * exp(max_score - new_max, exact) + tl.sum(exp(scores - new_max[:, None], exact), 1)
-            max_score = new_max
-        inv_sum = reciprocal(total, exact)
-    if tl.program_id(2) == 0:
-        tl.store(stats + line * length + offs_q, max_score, offs_q < length)
-        tl.store(stats + (tl.num_programs(0) + line) * length + offs_q, inv_sum, offs_q < length)
-
+    offs_q = tl.arange(0, block)
+    line_keys = load_tile(keys, start, offs_q, length, stride, tl.arange(0, block_d), key_channels)
+    scores = attention_scores(line_keys, line_keys, offs_q, length)
+    max_score = tl.max(scores, 1)
+    exps = exp(scores - max_score[:, None], exact)
+    inv_sum = reciprocal(tl.sum(exps, 1), exact)
+    weights = (exps * inv_sum[:, None]).to(values.dtype.element_ty)
+    if tl.program_id(1) == 0:
+        store_stats(stats, line, tl.num_programs(0), offs_q, length, max_score, inv_sum)
     for c in range(0, program_c, block_c):
-        offs_c = tl.program_id(2) * program_c + c + tl.arange(0, block_c)
-        if single_block:
-            tile = load_tile(values, start, offs_k, length, stride, offs_c, channels)
-            block_out = dot(weights, tile)
-        else:
-            block_out = tl.zeros([block, block_c], tl.float32)
-            for block_start in range(0, length, block):
-                offs_k = block_start + tl.arange(0, block)
-                keys_block = load_tile(keys, start, offs_k, length, stride, offs_d, key_channels)
-                scores = attention_scores(queries, keys_block, offs_k, length)
-                weights = exp(scores - max_score[:, None], exact) * inv_sum[:, None]
-                tile = load_tile(values, start, offs_k, length, stride, offs_c, channels)
-                block_out = accumulate(block_out, dot(weights.to(tile.dtype), tile), length, exact)
+        offs_c = tl.program_id(1) * program_c + c + tl.arange(0, block_c)
+        block_out = dot(weights, load_tile(values, start, offs_q, length, stride, offs_c, channels))
         if gated:
             block_out *= load_gate(gate, line, offs_c, channels)
         store_tile(out, block_out, start, offs_q, length, stride, offs_c, channels)
@@ -238,10 +242,7 @@ def attention_with_tail_kernel(
     block_c: tl.constexpr,
     program_c: tl.constexpr,
 ) -> None:
-    """Compute `attention_kernel` for lines slightly longer than a power of two, such as 65 features of 513 pixels.
-
-    A block of 128 would be half empty. Instead a line is one block and a short tail, and its weights have four parts.
-    """
+    """Compute `attention_kernel` for lines that are one block and a short tail: the weights have four parts."""
     line = tl.program_id(0)
     start = line_start(line, num_lines, length, line_stride)
     offs_d = tl.arange(0, block_d)
@@ -266,15 +267,12 @@ def attention_with_tail_kernel(
     tail_block = (from_block * tail_inv_sum[:, None]).to(dtype)
     tail_tail = (from_tail * tail_inv_sum[:, None]).to(dtype)
 
-    if tl.program_id(2) == 0:
-        inv_sums = stats + tl.num_programs(0) * length
-        tl.store(stats + line * length + offs_q, max_score, offs_q < length)
-        tl.store(inv_sums + line * length + offs_q, inv_sum, offs_q < length)
-        tl.store(stats + line * length + offs_t, tail_max, offs_t < length)
-        tl.store(inv_sums + line * length + offs_t, tail_inv_sum, offs_t < length)
+    if tl.program_id(1) == 0:
+        store_stats(stats, line, tl.num_programs(0), offs_q, length, max_score, inv_sum)
+        store_stats(stats, line, tl.num_programs(0), offs_t, length, tail_max, tail_inv_sum)
 
     for c in range(0, program_c, block_c):
-        offs_c = tl.program_id(2) * program_c + c + tl.arange(0, block_c)
+        offs_c = tl.program_id(1) * program_c + c + tl.arange(0, block_c)
         tile = load_tile(values, start, offs_q, length, stride, offs_c, channels)
         tail_values = load_tile(values, start, offs_t, length, stride, offs_c, channels)
         block_out = dot(block_block, tile) + dot(block_tail, tail_values)
@@ -285,6 +283,149 @@ def attention_with_tail_kernel(
             tail_out *= factor
         store_tile(out, block_out, start, offs_q, length, stride, offs_c, channels)
         store_tile(out, tail_out, start, offs_t, length, stride, offs_c, channels)
+
+
+@jit
+def long_attention_kernel(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    out: tl.tensor,
+    stats: tl.tensor,
+    num_lines: tl.tensor,
+    length: tl.tensor,
+    line_stride: tl.tensor,
+    stride: tl.tensor,
+    channels: tl.tensor,
+    key_channels: tl.tensor,
+    parts: tl.tensor,  # blocks of queries per line; the last one has the tail
+    c_parts: tl.tensor,  # blocks of channels
+    gated: tl.constexpr,
+    block_d: tl.constexpr,
+    block_q: tl.constexpr,
+    tail_q: tl.constexpr,  # further queries of the last block, or 0
+    block_k: tl.constexpr,
+    tail_k: tl.constexpr,  # size of the last block of keys, 0 if all blocks are whole
+    block_c: tl.constexpr,
+) -> None:
+    """Compute out = gate * softmax(scores) @ values for a block of queries of a line of any length."""
+    all_lines = tl.num_programs(0) // (parts * c_parts)
+    # All programs of a line run at the same time, so that its values are read from memory once.
+    line, part = tl.program_id(0) // (parts * c_parts), tl.program_id(0) // c_parts % parts
+    c_part = tl.program_id(0) % c_parts
+    if tail_q > 0 and part == parts - 1:
+        attend_queries(
+            keys, values, gate, out, stats, line, all_lines, part, c_part, num_lines, length, line_stride, stride,
+            channels, key_channels, gated, block_d, block_q, tail_q, block_k, tail_k, block_c,
+        )  # fmt: skip
+    else:
+        attend_queries(
+            keys, values, gate, out, stats, line, all_lines, part, c_part, num_lines, length, line_stride, stride,
+            channels, key_channels, gated, block_d, block_q, 0, block_k, tail_k, block_c,
+        )  # fmt: skip
+
+
+@jit
+def attend_queries(
+    keys: tl.tensor,
+    values: tl.tensor,
+    gate: tl.tensor,
+    out: tl.tensor,
+    stats: tl.tensor,
+    line: tl.tensor,
+    all_lines: tl.tensor,  # number of lines of all images
+    part: tl.tensor,
+    c_part: tl.tensor,
+    num_lines: tl.tensor,
+    length: tl.tensor,
+    line_stride: tl.tensor,
+    stride: tl.tensor,
+    channels: tl.tensor,
+    key_channels: tl.tensor,
+    gated: tl.constexpr,
+    block_d: tl.constexpr,
+    block_q: tl.constexpr,
+    tail_q: tl.constexpr,
+    block_k: tl.constexpr,
+    tail_k: tl.constexpr,
+    block_c: tl.constexpr,
+) -> None:
+    """Compute a block of queries, and a tail, with an online softmax (Milakov and Gimelshein)."""
+    exact: tl.constexpr = keys.dtype.element_ty == tl.float32
+    start = line_start(line, num_lines, length, line_stride)
+    offs_c = c_part * block_c + tl.arange(0, block_c)
+    offs_d = tl.arange(0, block_d)
+    offs_q = part * block_q + tl.arange(0, block_q)
+    queries = load_tile(keys, start, offs_q, length, stride, offs_d, key_channels)
+    max_score = tl.full([block_q], float("-inf"), tl.float32)
+    sums = tl.zeros([block_q], tl.float32)
+    total = tl.zeros([block_q, block_c], tl.float32)
+    if tail_q > 0:
+        offs_t = (part + 1) * block_q + tl.arange(0, tail_q)
+        tail_queries = load_tile(keys, start, offs_t, length, stride, offs_d, key_channels)
+        tail_max = tl.full([tail_q], float("-inf"), tl.float32)
+        tail_sums = tl.zeros([tail_q], tl.float32)
+        tail_total = tl.zeros([tail_q, block_c], tl.float32)
+    whole = length - length % block_k
+    for block_start in range(0, whole, block_k):
+        offs_k = block_start + tl.arange(0, block_k)
+        keys_block = load_tile(keys, start, offs_k, length, stride, offs_d, key_channels)
+        tile = load_tile(values, start, offs_k, length, stride, offs_c, channels)
+        scores = dot(queries, tl.trans(keys_block))
+        max_score, sums, total = add_keys(scores, tile, max_score, sums, total, length, exact)
+        if tail_q > 0:
+            tail_scores = dot(tail_queries, tl.trans(keys_block))
+            tail_max, tail_sums, tail_total = add_keys(
+                tail_scores, tile, tail_max, tail_sums, tail_total, length, exact
+            )
+    if tail_k > 0:
+        offs_k = whole + tl.arange(0, tail_k)
+        keys_block = load_tile(keys, start, offs_k, length, stride, offs_d, key_channels)
+        tile = load_tile(values, start, offs_k, length, stride, offs_c, channels)
+        scores = attention_scores(queries, keys_block, offs_k, length)
+        max_score, sums, total = add_keys(scores, tile, max_score, sums, total, length, exact)
+        if tail_q > 0:
+            tail_scores = attention_scores(tail_queries, keys_block, offs_k, length)
+            tail_max, tail_sums, tail_total = add_keys(
+                tail_scores, tile, tail_max, tail_sums, tail_total, length, exact
+            )
+    inv_sum = reciprocal(sums, exact)
+    total *= inv_sum[:, None]
+    if gated:
+        factor = load_gate(gate, line, offs_c, channels)
+        total *= factor
+    store_tile(out, total, start, offs_q, length, stride, offs_c, channels)
+    if c_part == 0:
+        store_stats(stats, line, all_lines, offs_q, length, max_score, inv_sum)
+    if tail_q > 0:
+        tail_inv_sum = 1 / tail_sums
+        tail_total *= tail_inv_sum[:, None]
+        if gated:
+            tail_total *= factor
+        store_tile(out, tail_total, start, offs_t, length, stride, offs_c, channels)
+        if c_part == 0:
+            store_stats(stats, line, all_lines, offs_t, length, tail_max, tail_inv_sum)
+
+
+@jit
+def add_keys(
+    scores: tl.tensor,  # (queries, keys)
+    tile: tl.tensor,  # (keys, channels): values
+    max_score: tl.tensor,  # (queries)
+    sums: tl.tensor,  # (queries): sum of exp(score - max_score)
+    total: tl.tensor,  # (queries, channels): sum of exp(score - max_score) * value
+    length: tl.tensor,
+    exact: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Add a block of keys to the online softmax. Return the new `max_score`, `sums` and `total`."""
+    new_max = tl.maximum(max_score, tl.max(scores, 1))
+    if exact:
+        exps, shrink = exp(scores - new_max[:, None], exact), exp(max_score - new_max, exact)
+    else:  # one multiply-add and one exponential per score
+        shift = new_max * LOG2_E
+        exps, shrink = tl.exp2(scores * LOG2_E - shift[:, None]), tl.exp2(max_score * LOG2_E - shift)
+    total = accumulate(total * shrink[:, None], dot(exps.to(tile.dtype), tile), length, exact)
+    return new_max, sums * shrink + tl.sum(exps, 1), total
 
 
 @jit

@@ -18,6 +18,7 @@ from torch import Tensor
 from caaseg.kernels.common import ceil_div, jit, next_power_of_2, on_device, raise_if_double_backward
 
 NUM_PROGRAMS = 264  # programs of a summing kernel: two per multiprocessor of a large GPU
+FEW_CHANNELS_PROGRAMS = 1056  # the same for maps of at most 64 channels
 TILE_ELEMENTS = 4096
 UNROLL = 4  # tiles that a summing program loads at a time
 TILES_PER_PROGRAM = 8  # in elementwise kernels
@@ -162,7 +163,8 @@ class Layout:
         block = TILE_ELEMENTS // block_c
         column_blocks, row_blocks = ceil_div(c, block_c), ceil_div(self.rows, block)
         # An odd number of tiles, so that programs do not all start in the same memory bank.
-        self.program_rows = (ceil_div(row_blocks, max(NUM_PROGRAMS // column_blocks, 1)) | 1) * block
+        programs = NUM_PROGRAMS if block_c == 128 else FEW_CHANNELS_PROGRAMS
+        self.program_rows = (ceil_div(row_blocks, max(programs // column_blocks, 1)) | 1) * block
         self.blocks = {"block": block, "block_c": block_c}
         self.sums_grid = (ceil_div(self.rows, self.program_rows), column_blocks)
         self.elementwise_grid = (ceil_div(row_blocks, TILES_PER_PROGRAM), column_blocks)

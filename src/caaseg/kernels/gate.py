@@ -23,6 +23,8 @@ from caaseg.kernels.common import (
     store_tile,
 )
 
+MAX_PROGRAMS = 132  # programs of a gate that run at once on a large GPU
+
 
 def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: bool) -> tuple[Tensor, Tensor]:
     """Compute a channel gate: linear layers with leaky ReLU, then a sigmoid.
@@ -40,10 +42,15 @@ def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: b
     n, length, c = pooled.shape
     gates, width = torch.empty_like(pooled), first.shape[0]
     states = pooled.new_empty(len(hidden) + 1 if save_states else 0, n * length, width)
+    blocks, num_blocks = gate_blocks(c, width, pooled.dtype), ceil_div(n * length, 16)
+    block_out = max(blocks["block_c"] // 2, 16)
+    # Each program repeats the hidden layers, so channels are divided only as long as all programs run at once.
+    c_parts = max(min(ceil_div(c, block_out), MAX_PROGRAMS // num_blocks), 1)
+    program_c = ceil_div(ceil_div(c, block_out), c_parts) * block_out
     with on_device(pooled):
-        gate_kernel[(ceil_div(n * length, 16),)](
-            pooled, first, tuple(hidden), last, gates, states, n * length, c, width, slope,
-            layers=len(hidden), save_states=save_states, **gate_blocks(c, width, pooled.dtype),
+        gate_kernel[(num_blocks, ceil_div(c, program_c))](
+            pooled, first, tuple(hidden), last, gates, states, n * length, c, width, slope, layers=len(hidden),
+            save_states=save_states, block_out=block_out, program_c=program_c, **blocks,
         )  # fmt: skip
     return gates, states
 
@@ -117,30 +124,46 @@ def gate_kernel(
     block: tl.constexpr,
     block_c: tl.constexpr,
     block_w: tl.constexpr,
+    block_out: tl.constexpr,  # channels per block of the last layer
+    program_c: tl.constexpr,  # channels of the last layer per program
 ) -> None:
-    """Compute all layers of a channel gate for a block of positions. Rounds between layers, as torch does."""
+    """Compute all layers of a channel gate for a block of positions. Rounds between layers, as torch does.
+
+    Few programs run, one layer after another, so memory latency dominates: the weights of each layer are loaded before
+    the previous layer is computed.
+    """
     offs_p = tl.program_id(0) * block + tl.arange(0, block)
     offs_w = tl.arange(0, block_w)
+    offs_out = tl.program_id(1) * program_c + tl.arange(0, block_out)
+    if layers > 0:
+        weights = load_tile(hidden[0], 0, offs_w, width, 1, offs_w, width)
+    else:
+        weights = load_tile(last, 0, offs_out, channels, 1, offs_w, width)
     state = tl.zeros([block, block_w], tl.float32)
     for c in range(0, channels, block_c):
         offs_c = c + tl.arange(0, block_c)
         tile = load_tile(pooled, 0, offs_p, num_positions, 1, offs_c, channels)
         state += dot(tile, tl.trans(load_tile(first, 0, offs_w, width, 1, offs_c, channels).to(tile.dtype)))
     state = leaky_relu(state, slope, pooled)
-    if save_states:
+    if save_states and tl.program_id(1) == 0:
         store_tile(states, state, 0, offs_p, num_positions, 1, offs_w, width)
     for layer in tl.static_range(layers):
-        weights = load_tile(hidden[layer], 0, offs_w, width, 1, offs_w, width).to(state.dtype)
-        state = leaky_relu(dot(state, tl.trans(weights)), slope, pooled)
-        if save_states:
+        if layer + 1 < layers:
+            next_weights = load_tile(hidden[layer + 1], 0, offs_w, width, 1, offs_w, width)
+        else:
+            next_weights = load_tile(last, 0, offs_out, channels, 1, offs_w, width)
+        state = leaky_relu(dot(state, tl.trans(weights.to(state.dtype))), slope, pooled)
+        weights = next_weights
+        if save_states and tl.program_id(1) == 0:
             store_tile(states + (layer + 1) * num_positions * width, state, 0, offs_p, num_positions, 1, offs_w, width)
-    for c in range(0, channels, block_c):
-        offs_c = c + tl.arange(0, block_c)
-        last_tile = load_tile(last, 0, offs_c, channels, 1, offs_w, width).to(state.dtype)
-        logits = dot(state, tl.trans(last_tile)).to(state.dtype).to(tl.float32)
+    for c in tl.static_range(0, program_c, block_out):
+        if c > 0:
+            offs_out = tl.program_id(1) * program_c + c + tl.arange(0, block_out)
+            weights = load_tile(last, 0, offs_out, channels, 1, offs_w, width)
+        logits = dot(state, tl.trans(weights.to(state.dtype))).to(state.dtype).to(tl.float32)
         exp_logits = exp(-tl.abs(logits), state.dtype == tl.float32)
         sigmoid = tl.where(logits > 0, 1.0, exp_logits) * reciprocal(1 + exp_logits, state.dtype == tl.float32)
-        store_tile(gates, sigmoid, 0, offs_p, num_positions, 1, offs_c, channels)
+        store_tile(gates, sigmoid, 0, offs_p, num_positions, 1, offs_out, channels)
 
 
 @jit

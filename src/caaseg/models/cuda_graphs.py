@@ -54,7 +54,8 @@ def capture_coarse(
         context: context of the forward pass, such as autocast.
 
     Returns:
-        The replacement of `model.coarse`. Each call overwrites the output of the previous call.
+        The replacement of `model.coarse`. Each call overwrites the output of the previous call, and its backward pass
+        may overwrite the gradients of the previous one: set gradients to None in between.
     """
     # A graph accumulates gradients on its own stream, which torch would warn about.
     set_warning = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)

@@ -20,6 +20,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch.overrides import TorchFunctionMode
 
 from caaseg.models.fused_norm import has_fused_batch_norm
+from caaseg.models.max_pool import fuse_max_pool
 from caaseg.models.segmenter import Segmenter
 from caaseg.models.timm_networks import BasicBlock, Bottleneck
 
@@ -45,6 +46,7 @@ def fold_batch_norm(model: Segmenter) -> Segmenter:
     for name, block in list(model.named_modules()):
         if (plain := _as_plain_block(block)) is not None:
             _replace(model, name, plain)
+    fuse_max_pool(model)
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 

@@ -8,11 +8,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from caaseg.kernels import DTYPES, HAS_TRITON
+from caaseg.models.max_pool import fuse_max_pool
 from caaseg.models.timm_networks import BasicBlock, Bottleneck, FeatureDictNet
 
 
 def fuse_batch_norm(model: nn.Module) -> None:
-    """Replace batch normalization by the fused operator for training on a GPU, in place; weights keep their names.
+    """Replace batch normalization and max pooling by fused operators for training on a GPU; weights keep their names.
 
     The model still uses torch's own operators in evaluation mode, on a CPU, under torch.compile, or for feature maps
     that are not channels last in memory. Synchronized batch normalization stays synchronized: its kernels exchange sums
@@ -33,6 +34,7 @@ def fuse_batch_norm(model: nn.Module) -> None:
         is_sequence = type(stage) is nn.Sequential and len(stage) > 0
         if is_sequence and all(isinstance(block, FusedBlock | FusedBottleneck) for block in stage.children()):
             stage.__class__ = FusedStage
+    fuse_max_pool(model)
 
 
 def has_fused_batch_norm(model: nn.Module) -> bool:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
+
+from caaseg.kernels import is_supported
 
 
 def resize(features: Tensor, size: Sequence[int], *, align_corners: bool = True) -> Tensor:
@@ -12,7 +15,22 @@ def resize(features: Tensor, size: Sequence[int], *, align_corners: bool = True)
     With aligned corners, feature i of stride s is centered at pixel s * i, so the corners of an odd-sized image (513
     pixels at stride 8) coincide with the corners of its feature map (65).
     """
+    if _has_kernel(features):
+        from caaseg.kernels.resize import resize_channels_last
+
+        dtype = torch.float32 if torch.is_autocast_enabled("cuda") else features.dtype  # like `interpolate`
+        return resize_channels_last(features, size, align_corners, dtype)
     return interpolate(features, tuple(size), mode="bilinear", align_corners=align_corners)
+
+
+def _has_kernel(features: Tensor) -> bool:
+    """Return whether a kernel applies: in inference, to a map that is channels last, where torch's is slow."""
+    return (
+        is_supported(features)
+        and not (torch.is_grad_enabled() and features.requires_grad)
+        and features.is_contiguous(memory_format=torch.channels_last)
+        and not torch.compiler.is_compiling()
+    )
 
 
 def upsample_input(images: Tensor, factor: float) -> Tensor:
