@@ -102,11 +102,11 @@ def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple
     assert_as_accurate_as_the_factorised_form(size, dtype)
 
 
-def assert_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:
+def assert_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype, **channels: int) -> None:
     # Errors over many elements: with few elements, the factorised form may be exact by chance.
     squares, batch = [], max(1, min(16, 64 // (size[0] * size[1])))
     for _ in range(DRAWS):
-        problem = draw(size, dtype, batch=batch)
+        problem = draw(size, dtype, batch=batch, **channels)
         exact = results(*to_float64(*problem), "factorised", (True, True))
         both = [errors(results(*problem, form, (True, True)), exact) for form in IMPLEMENTATIONS]
         squares.append(torch.tensor(both) ** 2)
@@ -118,6 +118,18 @@ def assert_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torc
 def test_lines_of_several_blocks_are_as_accurate_as_the_factorised_form() -> None:
     size = (1, MAX_SINGLE_BLOCK // 4 + 2)  # in float32 already; the slow tests have longer lines in 16 bits
     assert_as_accurate_as_the_factorised_form(size, torch.float32)
+
+
+LONG = [(145, 2), (2, 160), (2, 192), (2, 256), (2, 272), (2, 300), (2, 512)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", LONG if DEVICE == "cuda" else [(1, 145)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16] if DEVICE == "cuda" else [torch.float16], ids=str)
+def test_long_lines_in_16_bits_are_as_accurate_as_the_factorised_form(
+    size: tuple[int, int], dtype: torch.dtype
+) -> None:
+    assert_as_accurate_as_the_factorised_form(size, dtype, channels=272, key_channels=20)  # two blocks of channels
 
 
 @pytest.mark.parametrize("size", [(2, 5), (1, MAX_SINGLE_BLOCK // 4 + 2)], ids=str)
@@ -185,6 +197,17 @@ def test_the_fused_channel_gate_equals_the_module_and_calls_its_hooks() -> None:
     assert len(outputs) == 1
 
 
+def test_a_gate_of_many_positions_equals_the_module() -> None:
+    gate = ChannelGate(20, layers=1, width=8).to(DEVICE)  # each program computes several blocks of channels
+    pooled = torch.randn(1, 1100, 20, device=DEVICE, requires_grad=True)
+    found, expected = fused_gate(gate, pooled, "gate"), gate(pooled)
+    torch.testing.assert_close(found, expected)
+    inputs = [pooled, *gate.parameters()]
+    cotangent = torch.randn_like(found)
+    gradients = [torch.autograd.grad(output, inputs, cotangent) for output in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
+
+
 def test_a_channel_gate_with_changed_layers_is_called_as_a_module() -> None:
     pooled = torch.randn(2, 7, 20, device=DEVICE)
     gate = ChannelGate(20, width=24).to(DEVICE)
@@ -218,7 +241,11 @@ def test_a_gate_too_wide_for_the_kernel_is_called_as_a_module() -> None:
 
 @pytest.mark.parametrize(
     ("size", "dtype"),
-    [((6, 33), torch.float32), pytest.param((44, 60), torch.bfloat16, marks=pytest.mark.slow)],
+    [
+        ((6, 33), torch.float32),
+        pytest.param((44, 60), torch.bfloat16, marks=pytest.mark.slow),
+        *(pytest.param((6, n), torch.bfloat16, marks=pytest.mark.slow) for n in (145, 272) if DEVICE == "cuda"),
+    ],
     ids=str,
 )
 def test_results_are_bitwise_deterministic(size: tuple[int, int], dtype: torch.dtype) -> None:

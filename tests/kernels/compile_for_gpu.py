@@ -16,9 +16,10 @@ from triton.compiler import ASTSource
 
 from caaseg.attention import channelized_axial_attention
 from caaseg.attention.fused import MAX_GATE_ROW_BYTES
-from caaseg.kernels import axial_backward, axial_forward, batch_norm, cross_entropy, gate, max_pool, resize
+from caaseg.kernels import _run_on, axial_backward, axial_forward, batch_norm, cross_entropy, gate, max_pool, resize
 
-SHARED_MEMORY = 227 * 1024  # bytes per program
+SHARED_MEMORY = {90: 227 * 1024, 89: 99 * 1024}  # bytes per program, by compute capability
+ALIGNED = ("channels", "key_channels")
 INTEGERS = (
     "num_lines length line_stride stride channels key_channels size num_positions width height h w classes "
     "rows num_parts program_rows parts c_parts"
@@ -36,6 +37,7 @@ TYPES: dict[str, Any] = {
 
 
 def print_error_on_cpu() -> None:
+    assert not _run_on(torch.device("cpu"))  # Triton fails without a driver
     maps = torch.zeros(1, 4, 2, 3)
     try:
         channelized_axial_attention(maps, maps, maps, None, None, implementation="fused")
@@ -43,18 +45,24 @@ def print_error_on_cpu() -> None:
         print(error)
 
 
-def compile_kernel(kernel: Any, constants: dict[str, Any], warps: int = 4, stages: int = 3, **types: Any) -> None:
+def compile_kernel(
+    kernel: Any, constants: dict[str, Any], warps: int = 4, stages: int = 3, capability: int = 90, **types: Any
+) -> None:
     """Compile a kernel; arguments that have no type in `types` or `TYPES` are pointers to bfloat16."""
     names = list(inspect.signature(kernel.fn).parameters)
     known = {**TYPES, **types, **dict.fromkeys(constants, "constexpr")}
+    signature = {name: known.get(name, "*bf16") for name in names}
+    # Pointers and numbers of channels are multiples of 16, as in most calls: only then are loads pipelined.
+    aligned = [name for name in names if str(signature[name]).startswith("*") or name in ALIGNED]
     source = ASTSource(
         kernel,
-        {name: known.get(name, "*bf16") for name in names},
+        signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in aligned if name not in constants},
     )
     options = {"num_warps": warps, "num_stages": stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert compiled.metadata.shared <= SHARED_MEMORY
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert compiled.metadata.shared <= SHARED_MEMORY[capability]
     if kernel.__name__ in ("normalize_kernel", "merge_moments_kernel"):
         assert "max.NaN.f32" in compiled.asm["ptx"]  # NaN propagates; the interpreter's maximum always does that
     print(kernel.__name__, len(compiled.asm["cubin"]))
@@ -97,9 +105,10 @@ def compile_axial() -> None:
         if blocks is None:
             blocks, kernel = axial_forward.single_blocks(length, 512, torch.bfloat16), axial_forward.attention_kernel
         compile_axial_kernel(kernel, {**sizes, **(blocks or {}), "program_c": 512})
-    for block_d in (64, 256):
-        blocks = axial_forward.long_blocks(257, 512, block_d, torch.bfloat16)
-        compile_axial_kernel(axial_forward.long_attention_kernel, {**sizes, **blocks, "block_d": block_d})
+    for capability, block_d in ((90, 64), (90, 128), (90, 256), (89, 64), (89, 128)):
+        blocks = axial_forward.long_blocks(257, 512, block_d, torch.bfloat16, SHARED_MEMORY[capability])
+        options = {**sizes, **blocks, "block_d": block_d}
+        compile_axial_kernel(axial_forward.long_attention_kernel, options, capability=capability)
     compile_kernel(axial_forward.pool_kernel, {"block": 8, "block_c": 512})
     blocks = {**sizes, "block": 128, "block_c": 64}
     compile_kernel(axial_backward.attention_backward_kernel, {**blocks, "pooled": True}, 8)
@@ -109,16 +118,16 @@ def compile_axial() -> None:
     types: dict[str, Any] = dict.fromkeys(names.split(), "*fp32")
     single = axial_forward.single_blocks(32, 512, torch.float32) or {}
     compile_axial_kernel(axial_forward.attention_kernel, {**sizes, **single, "program_c": 512}, **types)
-    blocks = axial_forward.long_blocks(65, 512, 64, torch.float32)
+    blocks = axial_forward.long_blocks(65, 512, 64, torch.float32, SHARED_MEMORY[90])
     compile_axial_kernel(axial_forward.long_attention_kernel, {**sizes, **blocks}, **types)
     blocks = {**sizes, "block": 32, "block_c": 32}
     compile_kernel(axial_backward.attention_backward_kernel, {**blocks, "pooled": True}, **types)
     compile_long_lines_backward(blocks, **types)
 
 
-def compile_axial_kernel(kernel: Any, options: dict[str, Any], **types: Any) -> None:
+def compile_axial_kernel(kernel: Any, options: dict[str, Any], capability: int = 90, **types: Any) -> None:
     constants = {name: value for name, value in options.items() if name not in ("num_warps", "num_stages", "maxnreg")}
-    compile_kernel(kernel, constants, options["num_warps"], options.get("num_stages", 3), **types)
+    compile_kernel(kernel, constants, options["num_warps"], options.get("num_stages", 3), capability, **types)
 
 
 def compile_long_lines_backward(blocks: dict[str, Any], **types: Any) -> None:

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch.nn.functional import interpolate
 
+from caaseg.kernels import replace_torch
 from caaseg.models.resize import resize
 
 pytest.importorskip("triton", reason="triton is not installed")
 
-from caaseg.kernels.common import INTERPRETED
+from caaseg.kernels.common import INTERPRETED, try_kernel
 from caaseg.kernels.resize import resize_channels_last
 
 pytestmark = pytest.mark.skipif(
@@ -34,6 +35,11 @@ def test_results_equal_those_of_torch(
     # Positions are computed in float32, and differences of neighbors are about 1.
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_kernels_run_here() -> None:
+    try_kernel(torch.device(DEVICE))
+    assert not replace_torch(torch.randn(1, 4, 3, 3).to(memory_format=torch.channels_last))  # never on a CPU
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -96,7 +96,7 @@ def test_calls_with_gradients_are_not_captured() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("head", HEADS)
-@torch.backends.cudnn.flags(allow_tf32=False)  # the graph may use other algorithms, with other rounding
+@torch.backends.cudnn.flags(enabled=False)  # in a graph, cuDNN may choose other algorithms, with other rounding
 def test_a_captured_training_step_gives_outputs_gradients_and_buffers_of_the_model(head: str) -> None:
     model = caaseg.create_model(head, aux=True, **SMALL).cuda().train()  # type: ignore[arg-type]
     for module in model.modules():

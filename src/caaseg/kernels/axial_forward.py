@@ -5,11 +5,12 @@ A map is stored channels last, pixel by pixel. A line is an image column or row:
 so results are deterministic.
 
 Attention weights are never stored. Scores are symmetric, because keys and queries are the same. A short line fits into
-one block: a program computes its weights once for all channels. A long line is computed block by block with an online
-softmax. Lines are often slightly longer than a power of two, such as 65 features of 513 pixels. A block of 128 would be
-half empty. Instead, a block has a tail of 16 positions.
+one block: a program computes its weights once for all of its channels. A long line is computed block by block with an
+online softmax. Lines are often slightly longer than a power of two: at output stride 8, 513 pixels give 65 features. A
+block of 128 positions would be half empty, so such a line is split into a block of 64 positions and a tail of up to 16.
 
-Names: offs_q, offs_k, offs_t are positions of queries, keys and the tail, offs_c, offs_d channels of values and keys.
+Names: offs_q, offs_k and offs_t are positions of queries, keys and the tail; offs_c are channels of values, offs_d
+channels of keys.
 """
 
 from typing import Any, NamedTuple
@@ -28,12 +29,14 @@ from caaseg.kernels.common import (
     next_power_of_2,
     on_device,
     reciprocal,
+    shared_memory_per_program,
     store_tile,
 )
 
 MAX_SINGLE_BLOCK = 128  # longest line whose weights and weight gradients fit into registers
-TAIL = 16  # positions per tail
-MIN_PROGRAMS = 256  # two per multiprocessor of a large GPU
+TAIL = 16  # positions of a tail
+MIN_PROGRAMS = 256  # about two per multiprocessor of a large GPU
+SPARE_SHARED_MEMORY = 8192  # bytes for reductions and changes of layout
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -64,8 +67,8 @@ def attend_lines(
         pool: whether to average the output over lines.
 
     Returns:
-        The output (N, C, H, W); its mean over lines divided by L, (N, L, C), empty unless `pool`; and per query the
-        maximum score and 1 / sum of exp(score - maximum), (2, N, lines, L), for the backward pass.
+        The output (N, C, H, W); its mean over lines divided by L, (N, L, C), empty unless `pool`; and, for the backward
+        pass, the maximum score and 1 / sum of exp(score - maximum) per query, (2, N, lines, L).
     """
     n, c = values.shape[:2]
     lines, out = Lines.of(values, rows), torch.empty_like(values)
@@ -84,7 +87,7 @@ def attend_lines(
             program_c = _channels_per_program(num_lines, c, blocks["block_c"])
             attention_kernel[(num_lines, ceil_div(c, program_c))](*args, **options, **blocks, program_c=program_c)
         else:
-            blocks = long_blocks(lines.length, c, options["block_d"], values.dtype)
+            blocks = long_blocks(lines.length, c, options["block_d"], values.dtype, shared_memory_per_program(values))
             number = (lines.length - blocks["tail_q"], c)
             parts, c_parts = map(ceil_div, number, (blocks["block_q"], blocks["block_c"]))
             long_attention_kernel[(num_lines * parts * c_parts,)](*args, parts, c_parts, **options, **blocks)
@@ -97,17 +100,18 @@ def attend_lines(
 
 
 def tail_blocks(length: int, channels: int, dtype: torch.dtype) -> dict[str, Any] | None:
-    """Return the blocks of `attention_with_tail_kernel` if it applies: one block holds all but a few positions."""
+    """Return the block sizes of `attention_with_tail_kernel`, or None if a line is not one block and a short tail."""
     main = next_power_of_2(length) // 2
     if dtype == torch.float32 or not 32 <= main <= MAX_SINGLE_BLOCK or length - main > TAIL:
         return None
     block_c = min(max(next_power_of_2(channels), 16), 128 if main <= 64 else 64)
     blocks = {"block": main, "tail": TAIL, "block_c": block_c, "num_warps": 4}
-    return blocks | {"maxnreg": 128} if main == 32 else blocks  # four programs per multiprocessor
+    # With 128 registers per thread, four programs fit on a multiprocessor.
+    return blocks | {"maxnreg": 128} if main == 32 and torch.version.hip is None else blocks
 
 
 def single_blocks(length: int, channels: int, dtype: torch.dtype) -> dict[str, int] | None:
-    """Return the blocks of `attention_kernel` if it applies: one block holds a line."""
+    """Return the block sizes of `attention_kernel`, or None if a line does not fit into one block."""
     float32 = dtype == torch.float32
     if length > (MAX_SINGLE_BLOCK // 4 if float32 else MAX_SINGLE_BLOCK):
         return None
@@ -117,30 +121,36 @@ def single_blocks(length: int, channels: int, dtype: torch.dtype) -> dict[str, i
     return {"block": block, "block_c": block_c, "num_warps": 8 if block > 64 else 4}
 
 
-def long_blocks(length: int, channels: int, block_d: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return the blocks of `long_attention_kernel`."""
+def long_blocks(length: int, channels: int, block_d: int, dtype: torch.dtype, shared_memory: int) -> dict[str, int]:
+    """Return the block sizes of `long_attention_kernel` for a GPU with some bytes of shared memory per program."""
     float32 = dtype == torch.float32
     block_q, block_k = (32, 32) if float32 else (128, 64)
+    block_c, stages = 32, 1
+    for wide_c, more_stages in () if float32 else ((256, 3), (256, 2), (128, 2), (64, 2)):
+        tiles = block_q * block_d + more_stages * block_k * (block_d + wide_c)
+        if tiles * dtype.itemsize + SPARE_SHARED_MEMORY <= shared_memory:
+            block_c, stages = wide_c, more_stages
+            break
     rest_q, rest_k = length % block_q, length % block_k
     return {
         "block_q": block_q,
         "tail_q": TAIL if 0 < rest_q <= TAIL and not float32 else 0,
         "block_k": block_k,
         "tail_k": max(next_power_of_2(rest_k), 16) if rest_k else 0,
-        "block_c": min(max(next_power_of_2(channels), 16), 32 if float32 else 256),
+        "block_c": min(max(next_power_of_2(channels), 16), block_c),
         "num_warps": 4 if float32 else 8,
-        "num_stages": 1 if float32 else 3 if block_d <= 128 else 2,
+        "num_stages": stages,
     }
 
 
 def pool_blocks(num_positions: int, channels: int) -> dict[str, int]:
-    """Return the blocks of `pool_kernel`."""
+    """Return the block sizes of `pool_kernel`."""
     block_c = min(next_power_of_2(channels), 512 if num_positions > 512 else 128)
     return {"block": 8, "block_c": block_c}
 
 
 def _channels_per_program(num_lines: int, channels: int, block: int) -> int:
-    """Return all channels, so that weights are computed once per line, or fewer channels for more programs."""
+    """Return all channels, so that weights are computed once per line, or fewer if there were too few programs."""
     program_c = ceil_div(channels, block) * block
     while program_c % (2 * block) == 0 and num_lines * ceil_div(channels, program_c) < MIN_PROGRAMS:
         program_c //= 2
@@ -149,13 +159,13 @@ def _channels_per_program(num_lines: int, channels: int, block: int) -> int:
 
 @jit
 def line_start(line: tl.tensor, num_lines: tl.tensor, length: tl.tensor, line_stride: tl.tensor) -> tl.tensor:
-    """Return the first pixel of a line, counted over all images with `num_lines` lines each."""
+    """Return the first pixel of a line. Lines are numbered over all images, each with `num_lines` lines."""
     return (line // num_lines).to(tl.int64) * num_lines * length + (line % num_lines) * line_stride
 
 
 @jit
 def attention_scores(queries: tl.tensor, keys: tl.tensor, offs_k: tl.tensor, length: tl.tensor) -> tl.tensor:
-    """Return the dot products of queries and keys, -inf for keys beyond the end of the line."""
+    """Return the dot products of queries and keys; -inf for keys beyond the end of the line."""
     return tl.where((offs_k < length)[None, :], dot(queries, tl.trans(keys)), float("-inf"))
 
 
@@ -175,7 +185,7 @@ def store_stats(
     max_score: tl.tensor,
     inv_sum: tl.tensor,
 ) -> None:
-    """Store maximum score and 1 / sum of positions of a line."""
+    """Store the maximum score and 1 / sum of each query of a block."""
     tl.store(stats + line * length + offs_q, max_score, offs_q < length)
     tl.store(stats + (all_lines + line) * length + offs_q, inv_sum, offs_q < length)
 
@@ -203,8 +213,8 @@ def attention_kernel(
     line = tl.program_id(0)
     exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = line_start(line, num_lines, length, line_stride)
-    # An unknown offset, which is 0: with a known one, Triton 3.6 needs too many registers for two programs per
-    # multiprocessor of an H200.
+    # The grid has two axes, so program_id(2) is 0, but the compiler does not know this. Without it, Triton 3.6 uses so
+    # many registers that two programs do not fit on a multiprocessor of an H200.
     offs_q = tl.program_id(2) * block + tl.arange(0, block)
     line_keys = load_tile(keys, start, offs_q, length, stride, tl.arange(0, block_d), key_channels)
     scores = attention_scores(line_keys, line_keys, offs_q, length)
@@ -242,7 +252,7 @@ def attention_with_tail_kernel(
     block_c: tl.constexpr,
     program_c: tl.constexpr,
 ) -> None:
-    """Compute `attention_kernel` for lines that are one block and a short tail: the weights have four parts."""
+    """Compute the same as `attention_kernel` for lines of one block and a short tail. The weights have four parts."""
     line = tl.program_id(0)
     start = line_start(line, num_lines, length, line_stride)
     offs_d = tl.arange(0, block_d)
@@ -298,19 +308,19 @@ def long_attention_kernel(
     stride: tl.tensor,
     channels: tl.tensor,
     key_channels: tl.tensor,
-    parts: tl.tensor,  # blocks of queries per line; the last one has the tail
-    c_parts: tl.tensor,  # blocks of channels
+    parts: tl.tensor,  # blocks of queries per line; the last one includes the tail
+    c_parts: tl.tensor,  # blocks of channels of values
     gated: tl.constexpr,
     block_d: tl.constexpr,
     block_q: tl.constexpr,
-    tail_q: tl.constexpr,  # further queries of the last block, or 0
+    tail_q: tl.constexpr,  # further queries in the last block, or 0
     block_k: tl.constexpr,
-    tail_k: tl.constexpr,  # size of the last block of keys, 0 if all blocks are whole
+    tail_k: tl.constexpr,  # size of a smaller last block of keys; 0 if all blocks are full
     block_c: tl.constexpr,
 ) -> None:
     """Compute out = gate * softmax(scores) @ values for a block of queries of a line of any length."""
     all_lines = tl.num_programs(0) // (parts * c_parts)
-    # All programs of a line run at the same time, so that its values are read from memory once.
+    # The programs of a line are consecutive and run at about the same time: its values are read from memory once.
     line, part = tl.program_id(0) // (parts * c_parts), tl.program_id(0) // c_parts % parts
     c_part = tl.program_id(0) % c_parts
     if tail_q > 0 and part == parts - 1:
@@ -350,7 +360,7 @@ def attend_queries(
     tail_k: tl.constexpr,
     block_c: tl.constexpr,
 ) -> None:
-    """Compute a block of queries, and a tail, with an online softmax (Milakov and Gimelshein)."""
+    """Compute the output of a block of queries and its tail with an online softmax (Milakov and Gimelshein, 2018)."""
     exact: tl.constexpr = keys.dtype.element_ty == tl.float32
     start = line_start(line, num_lines, length, line_stride)
     offs_c = c_part * block_c + tl.arange(0, block_c)
@@ -423,7 +433,8 @@ def add_keys(
         exps, shrink = exp(scores - new_max[:, None], exact), exp(max_score - new_max, exact)
     else:  # one multiply-add and one exponential per score
         shift = new_max * LOG2_E
-        exps, shrink = tl.exp2(scores * LOG2_E - shift[:, None]), tl.exp2(max_score * LOG2_E - shift)
+        exps = tl.exp2(scores * LOG2_E - shift[:, None])
+        shrink = tl.exp2((max_score - new_max) * LOG2_E)  # exactly 1 if the maximum has not changed
     total = accumulate(total * shrink[:, None], dot(exps.to(tile.dtype), tile), length, exact)
     return new_max, sums * shrink + tl.sum(exps, 1), total
 
@@ -441,8 +452,8 @@ def pool_kernel(
     block: tl.constexpr,
     block_c: tl.constexpr,
 ) -> None:
-    """Sum the lines of each image position by position, times `pool_scale`."""
-    row = tl.num_programs(0) - 1 - tl.program_id(0)  # reverse order: the data written last is still cached
+    """Sum the features of all lines of an image per position, and multiply by `pool_scale`."""
+    row = tl.num_programs(0) - 1 - tl.program_id(0)  # in reverse order: the data written last is still cached
     image, position = row // length, row % length
     start = image.to(tl.int64) * num_lines * length + position * stride
     offs_c = tl.program_id(1) * block_c + tl.arange(0, block_c)

@@ -18,7 +18,7 @@ from torch import Tensor
 from caaseg.kernels.common import ceil_div, jit, next_power_of_2, on_device, raise_if_double_backward
 
 NUM_PROGRAMS = 264  # programs of a summing kernel: two per multiprocessor of a large GPU
-FEW_CHANNELS_PROGRAMS = 1056  # the same for maps of at most 64 channels
+FEW_CHANNELS_PROGRAMS = 1056  # the same for maps of at most 64 channels, whose tiles have more rows
 TILE_ELEMENTS = 4096
 UNROLL = 4  # tiles that a summing program loads at a time
 TILES_PER_PROGRAM = 8  # in elementwise kernels

@@ -12,6 +12,9 @@ from torch import Tensor
 INTERPRETED = triton.knobs.runtime.interpret
 """Whether kernels run in Triton's interpreter on the CPU (TRITON_INTERPRET=1), as in tests."""
 
+H200_SHARED_MEMORY = 227 * 1024
+MIN_SHARED_MEMORY = 64 * 1024  # of GPUs of compute capability 7.5
+
 _FLOAT32_DOT = tl.constexpr(INTERPRETED)  # the interpreter multiplies the bits of bfloat16 as integers
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit  # typed: mypy skips triton
@@ -29,6 +32,14 @@ def on_device(tensor: Tensor) -> AbstractContextManager[None]:
     return context
 
 
+def shared_memory_per_program(tensor: Tensor) -> int:
+    """Return the bytes of shared memory that a program can use on the GPU of a tensor."""
+    if not tensor.is_cuda:
+        return H200_SHARED_MEMORY  # the interpreter has no limit
+    properties = torch.cuda.get_device_properties(tensor.device)
+    return int(getattr(properties, "shared_memory_per_block_optin", MIN_SHARED_MEMORY))
+
+
 def ceil_div(a: int, b: int) -> int:
     """Return a / b rounded up. `triton.cdiv` takes microseconds on the host."""
     return -(-a // b)
@@ -37,6 +48,18 @@ def ceil_div(a: int, b: int) -> int:
 def next_power_of_2(number: int) -> int:
     """Return the smallest power of two that is not smaller than a positive number."""
     return 1 << (number - 1).bit_length()
+
+
+def try_kernel(device: torch.device) -> None:
+    """Compile and run a small kernel. Raises an error if Triton does not work on a GPU."""
+    out = torch.zeros(1, device=device)
+    with on_device(out):
+        _one_kernel[(1,)](out)
+
+
+@jit
+def _one_kernel(out: tl.tensor) -> None:
+    tl.store(out, 1.0)
 
 
 @jit
@@ -106,7 +129,7 @@ def accumulate(total: tl.tensor, product: tl.tensor, length: tl.tensor, exact: t
 def exp(x: tl.tensor, exact: tl.constexpr) -> tl.tensor:
     """Return the exponential of x <= 0. The GPU's instruction is off by several ulps, which matters in float32 only."""
     if exact:
-        x = tl.maximum(x, -110.0)  # exp(-110) is 0 in float32
+        x = tl.maximum(x, -110.0, propagate_nan=tl.PropagateNan.ALL)  # exp(-110) is 0 in float32
         exponent = tl.floor(x * 1.4426950408889634 + 0.5)
         rest = tl.fma(exponent, -0.693145751953125, x)  # ln 2 in two parts, the first short enough to be exact
         rest = tl.fma(exponent, -1.428606765330187e-06, rest)

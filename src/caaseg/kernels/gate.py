@@ -1,9 +1,9 @@
 """Channel gates: Triton kernels and their launches.
 
 `gate_mlp` runs all layers of a channel gate for pooled features in one launch. Its backward pass takes two launches.
-`scale_columns` multiplies a map with the gate of its image columns.
+`scale_columns` multiplies a map by the gate of its image columns.
 
-Names: offs_p are positions of pooled features, offs_c channels, offs_w units of a hidden layer.
+Names: offs_p are positions of pooled features, offs_c are channels, and offs_w are units of a hidden layer.
 """
 
 import torch
@@ -23,7 +23,7 @@ from caaseg.kernels.common import (
     store_tile,
 )
 
-MAX_PROGRAMS = 132  # programs of a gate that run at once on a large GPU
+MAX_PROGRAMS = 132  # gate programs that run at the same time on a large GPU: one per multiprocessor
 
 
 def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: bool) -> tuple[Tensor, Tensor]:
@@ -33,10 +33,10 @@ def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: b
         pooled: (N, L, C).
         weights: weights of the linear layers: first layer (U, C), hidden layers (U, U), last layer (C, U).
         slope: slope of the leaky ReLU below zero.
-        save_states: whether to return the hidden states, for the backward pass.
+        save_states: whether to return the outputs of the hidden layers, for the backward pass.
 
     Returns:
-        The gate (N, L, C) and the outputs of the hidden layers, (hidden layers, N * L, U), empty unless requested.
+        The gate (N, L, C), and the outputs of the hidden layers (hidden layers, N * L, U), empty unless `save_states`.
     """
     first, *hidden, last = weights
     n, length, c = pooled.shape
@@ -44,8 +44,8 @@ def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: b
     states = pooled.new_empty(len(hidden) + 1 if save_states else 0, n * length, width)
     blocks, num_blocks = gate_blocks(c, width, pooled.dtype), ceil_div(n * length, 16)
     block_out = max(blocks["block_c"] // 2, 16)
-    # Each program repeats the hidden layers, so channels are divided only as long as all programs run at once.
-    c_parts = max(min(ceil_div(c, block_out), MAX_PROGRAMS // num_blocks), 1)
+    # Each program computes the hidden layers again, so channels are split only while all programs run at the same time.
+    c_parts = max(min(ceil_div(c, block_out), MAX_PROGRAMS // max(num_blocks, 1)), 1)
     program_c = ceil_div(ceil_div(c, block_out), c_parts) * block_out
     with on_device(pooled):
         gate_kernel[(num_blocks, ceil_div(c, program_c))](
@@ -56,7 +56,7 @@ def gate_mlp(pooled: Tensor, weights: list[Tensor], slope: float, save_states: b
 
 
 def gate_blocks(channels: int, width: int, dtype: torch.dtype) -> dict[str, int]:
-    """Return block sizes for which two tiles of weights, the current and the next, fit into shared memory."""
+    """Return block sizes for which two tiles of weights fit into shared memory."""
     block_w = max(next_power_of_2(width), 16)
     max_block_c = (16_384 if dtype == torch.float32 else 32_768) // block_w
     block_c = max(min(next_power_of_2(channels), max_block_c), 16)
@@ -86,7 +86,7 @@ def gate_mlp_backward(
 
 
 def scale_columns(features: Tensor, gate: Tensor) -> Tensor:
-    """Multiply features (N, C, H, W), channels last in memory, with a gate of image columns (N, W, C)."""
+    """Multiply features (N, C, H, W), channels last in memory, by a gate of image columns (N, W, C)."""
     n, c, height, width = features.shape
     out, block = torch.empty_like(features), 2048
     with on_device(features):
@@ -125,12 +125,12 @@ def gate_kernel(
     block_c: tl.constexpr,
     block_w: tl.constexpr,
     block_out: tl.constexpr,  # channels per block of the last layer
-    program_c: tl.constexpr,  # channels of the last layer per program
+    program_c: tl.constexpr,  # output channels of the last layer per program
 ) -> None:
-    """Compute all layers of a channel gate for a block of positions. Rounds between layers, as torch does.
+    """Compute all layers of a channel gate for a block of positions, rounding between layers as torch does.
 
-    Few programs run, one layer after another, so memory latency dominates: the weights of each layer are loaded before
-    the previous layer is computed.
+    Few programs run, and each computes one layer after another, so memory latency dominates. Therefore, the weights of
+    each layer are loaded before the previous layer is computed.
     """
     offs_p = tl.program_id(0) * block + tl.arange(0, block)
     offs_w = tl.arange(0, block_w)
@@ -168,21 +168,21 @@ def gate_kernel(
 
 @jit
 def leaky_relu(state: tl.tensor, slope: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Round to the dtype of the pointer `like`, then apply the activation."""
+    """Round `state` to the dtype of the pointer `like`, apply leaky ReLU, and round again."""
     state = state.to(like.dtype.element_ty).to(tl.float32)
     return tl.where(state > 0, state, state * slope).to(like.dtype.element_ty)
 
 
 @jit
 def gate_backward_kernel(
-    grad: tl.tensor,  # (num_positions, C), of gates
+    grad: tl.tensor,  # (num_positions, C), gradient of the gates
     gates: tl.tensor,  # (num_positions, C)
     states: tl.tensor,  # (layers + 1, num_positions, width)
     first: tl.tensor,
     hidden: tl.tensor,
     last: tl.tensor,
     grad_logits: tl.tensor,  # (num_positions, C)
-    grad_states: tl.tensor,  # (layers + 1, num_positions, width), before the activations
+    grad_states: tl.tensor,  # (layers + 1, num_positions, width), of the inputs of the activations
     grad_pooled: tl.tensor,  # (num_positions, C)
     num_positions: tl.tensor,
     channels: tl.tensor,
@@ -233,7 +233,7 @@ def gate_weights_kernel(
     block: tl.constexpr,
     block_p: tl.constexpr,
 ) -> None:
-    """Compute the gradients of the weights of a channel gate: per layer, output gradients^T @ inputs."""
+    """Compute the weight gradients of a channel gate: per layer, (gradient of its output)^T @ inputs."""
     layer = tl.program_id(0)
     exact: tl.constexpr = pooled.dtype.element_ty == tl.float32
     grad_output, inputs = grad_states + layer * num_positions * width, states + (layer - 1) * num_positions * width
@@ -262,7 +262,7 @@ def scale_columns_kernel(
     size: tl.tensor,
     block: tl.constexpr,
 ) -> None:
-    """Multiply each image row with the gate of its image."""
+    """Multiply each image row by the gate of its image."""
     row = tl.program_id(0)
     offs = tl.program_id(1) * block + tl.arange(0, block)
     start = row.to(tl.int64) * size

@@ -36,7 +36,7 @@ class _MaxPool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        raise_if_double_backward("use a model without fused batch normalization")
+        raise_if_double_backward("use a model whose max pooling is not fused")
         (positions,) = ctx.saved_tensors
         grad = grad.contiguous(memory_format=torch.channels_last)
         n, c, height, width = ctx.shape
@@ -71,17 +71,17 @@ def max_pool_kernel(
     width: tl.tensor,
     h: tl.tensor,
     w: tl.tensor,
-    channels: tl.constexpr,  # divisor of each address
+    channels: tl.constexpr,  # constant, because every offset is divided by it
     save_positions: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Compute a part of a row of the result. Elements of a row are consecutive in memory. NaN propagates."""
+    """Compute a part of an image row of the result. Elements of a row are consecutive in memory. NaN propagates."""
     row = tl.program_id(0).to(tl.int64)
     image, top = row // h, (row % h).to(tl.int32) * 2 - 1
     offs = tl.program_id(1) * block + tl.arange(0, block)
     left, c = offs // channels * 2 - 1, offs % channels
     best = tl.full([block], float("-inf"), tl.float32)
-    position = tl.where(top < 0, 3, 0) + tl.where(left < 0, 1, 0)  # the first one inside of the map
+    position = tl.where(top < 0, 3, 0) + tl.where(left < 0, 1, 0)  # the first position inside the map
     for k in tl.static_range(9):
         y, x = top + k // 3, left + k % 3
         inside = (y >= 0) & (y < height) & (x >= 0) & (x < width) & (offs < w * channels)
@@ -108,13 +108,13 @@ def max_pool_backward_kernel(
     channels: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Compute a part of a row of the gradient: the sum over the windows whose maximum is at a pixel, at most four."""
+    """Compute a part of an image row of the gradient: per pixel, the sum over the windows with their maximum there."""
     row = tl.program_id(0).to(tl.int64)
     image, y = row // height, (row % height).to(tl.int32)
     offs = tl.program_id(1) * block + tl.arange(0, block)
     x, c = offs // channels, offs % channels
     total = tl.zeros([block], tl.float32)
-    for k in tl.static_range(4):  # even rows and columns are in one window, odd ones in two
+    for k in tl.static_range(4):  # an even row or column is in one window, an odd one in two
         window_y, window_x = y // 2 + k // 2, x // 2 + k % 2
         inside = (window_y < h) & (window_x < w) & (k // 2 <= y % 2) & (k % 2 <= x % 2) & (offs < width * channels)
         address = ((image * h + window_y) * w + window_x) * channels + c

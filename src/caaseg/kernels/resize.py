@@ -15,10 +15,10 @@ def resize_channels_last(features: Tensor, size: Sequence[int], align_corners: b
     """Resize features (N, C, h, w), channels last in memory, to (N, C, H, W) like torch's bilinear `interpolate`.
 
     Args:
-        features: the map.
+        features: the map to resize.
         size: height and width of the result.
-        align_corners: whether the centers of the corner pixels coincide; otherwise the corners of the images do.
-        dtype: of the result, which is channels last, too.
+        align_corners: True to align the centers of the corner pixels, False to align the corners of the images.
+        dtype: dtype of the result, which is channels last, too.
     """
     n, c, h, w = features.shape
     height, width = size
@@ -43,9 +43,9 @@ def resize_kernel(
     w: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
-    step_y: tl.tensor,  # distance between two pixels of the result, in pixels of the features
+    step_y: tl.tensor,  # distance between neighboring pixels of the result, in pixels of the features
     step_x: tl.tensor,
-    channels: tl.constexpr,  # divisor of each address
+    channels: tl.constexpr,  # constant, because every offset is divided by it
     align_corners: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
@@ -73,7 +73,7 @@ def resize_kernel(
 def source(
     index: tl.tensor, step: tl.tensor, length: tl.tensor, align_corners: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
-    """Return the two source positions of a position of the result, and the distance from the first one."""
+    """Return the two source positions of a position of the result, and its distance from the first one."""
     position = index.to(tl.float32) * step
     if not align_corners:
         position = tl.maximum((index.to(tl.float32) + 0.5) * step - 0.5, 0.0)

@@ -15,9 +15,9 @@ from caaseg.models.timm_networks import BasicBlock, Bottleneck, FeatureDictNet
 def fuse_batch_norm(model: nn.Module) -> None:
     """Replace batch normalization and max pooling by fused operators for training on a GPU; weights keep their names.
 
-    The model still uses torch's own operators in evaluation mode, on a CPU, under torch.compile, or for feature maps
-    that are not channels last in memory. Synchronized batch normalization stays synchronized: its kernels exchange sums
-    between their passes.
+    The model still uses torch's own operators on a CPU, under torch.compile, or for feature maps that are not channels
+    last in memory, and torch's batch normalization in evaluation mode. Synchronized batch normalization stays
+    synchronized: its kernels exchange sums between their passes.
     """
     for parent in list(model.modules()):
         if type(parent) in (BasicBlock, Bottleneck):

@@ -1,21 +1,16 @@
-"""Replacement of max pooling in a model by the fused GPU operator."""
+"""Replacement of max pooling in a model by the GPU kernels of `caaseg.kernels.max_pool`."""
 
-import torch
 from torch import Tensor, nn
 
-from caaseg.kernels import is_supported
+from caaseg.kernels import replace_torch
 
 
 class FusedMaxPool(nn.MaxPool2d):
-    """Max pooling of 3 x 3 windows with stride 2 and padding 1; torch's operator where the kernels do not apply."""
+    """Max pooling of 3 x 3 windows with stride 2 and padding 1. Falls back to torch where the kernels do not apply."""
 
     def forward(self, features: Tensor) -> Tensor:
         """Pool features: (N, C, H, W) -> (N, C, ceil(H / 2), ceil(W / 2))."""
-        if (
-            is_supported(features)
-            and features.is_contiguous(memory_format=torch.channels_last)
-            and not torch.compiler.is_compiling()
-        ):
+        if replace_torch(features):
             from caaseg.kernels.max_pool import max_pool
 
             pooled: Tensor = max_pool(features)
@@ -25,7 +20,7 @@ class FusedMaxPool(nn.MaxPool2d):
 
 
 def fuse_max_pool(model: nn.Module) -> None:
-    """Convert max pooling in place where the fused operator exists."""
+    """Convert the max pooling layers whose settings the kernels support, in place."""
     for module in model.modules():
         if type(module) is nn.MaxPool2d and _settings(module) == ((3, 3), (2, 2), (1, 1), (1, 1), False, False):
             module.__class__ = FusedMaxPool

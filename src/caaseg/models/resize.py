@@ -1,4 +1,4 @@
-"""Bilinear resizing, with aligned corners like the authors' code, or without them like mmsegmentation."""
+"""Bilinear resizing: with aligned corners, as in the authors' code, or without, as in mmsegmentation."""
 
 from collections.abc import Sequence
 
@@ -6,31 +6,23 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from caaseg.kernels import is_supported
+from caaseg.kernels import replace_torch
 
 
 def resize(features: Tensor, size: Sequence[int], *, align_corners: bool = True) -> Tensor:
     """Resize bilinearly: (N, C, h, w) -> (N, C, H, W).
 
-    With aligned corners, feature i of stride s is centered at pixel s * i, so the corners of an odd-sized image (513
-    pixels at stride 8) coincide with the corners of its feature map (65).
+    With aligned corners, feature i of stride s is centered at pixel s * i. So the corner pixels of an image of 513
+    pixels coincide with the corners of its feature map, which has 65 features at stride 8.
     """
-    if _has_kernel(features):
+    needs_grad = torch.is_grad_enabled() and features.requires_grad
+    if replace_torch(features) and not needs_grad and min(size) > 0:
         from caaseg.kernels.resize import resize_channels_last
 
         dtype = torch.float32 if torch.is_autocast_enabled("cuda") else features.dtype  # like `interpolate`
-        return resize_channels_last(features, size, align_corners, dtype)
+        # Reading the features by a function of torch lets batch norm folding see it.
+        return resize_channels_last(features.detach(), size, align_corners, dtype)
     return interpolate(features, tuple(size), mode="bilinear", align_corners=align_corners)
-
-
-def _has_kernel(features: Tensor) -> bool:
-    """Return whether a kernel applies: in inference, to a map that is channels last, where torch's is slow."""
-    return (
-        is_supported(features)
-        and not (torch.is_grad_enabled() and features.requires_grad)
-        and features.is_contiguous(memory_format=torch.channels_last)
-        and not torch.compiler.is_compiling()
-    )
 
 
 def upsample_input(images: Tensor, factor: float) -> Tensor:
@@ -39,7 +31,7 @@ def upsample_input(images: Tensor, factor: float) -> Tensor:
 
 
 def upsampled_side(side: int, factor: float) -> int:
-    """Return the upsampled length of a side. Integer arithmetic only, so that exported models can compute it."""
+    """Return the upsampled length of a side. It uses only integer arithmetic, which exported models can compute."""
     return (side - 1) * round(1000 * factor) // 1000 + 1
 
 
