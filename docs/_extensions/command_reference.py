@@ -1,11 +1,11 @@
-"""Reference pages that are generated from the code: commands with their options, recipe values, recipes, datasets.
+"""Directives that generate reference pages from the code: commands with options, recipe values, recipes, datasets.
 
     :::{commands}            every command of the command line
     :::{recipe-values}       every key of a recipe with its default and help
     :::{recipe-list}         the shipped recipes
     :::{dataset-list}        the datasets of the catalogue
 
-The text comes from signatures, docstrings and YAML files, so it is that of `caaseg COMMAND --help`.
+The text comes from signatures, docstrings and YAML files, so it is the same as in `caaseg COMMAND --help`.
 """
 
 import inspect
@@ -48,7 +48,7 @@ def _with_subcommands(name: str) -> list[str]:
 
 
 def commands() -> str:
-    """Return a section per command: usage, description, arguments and options."""
+    """Return one section per command: usage, description, arguments and options."""
     return "\n\n".join(_command(name) for name in command_names())
 
 
@@ -99,7 +99,7 @@ def _value(value: Any) -> str:
 
 
 def recipe_values() -> str:
-    """Return a table of all keys of a recipe per section."""
+    """Return all keys of a recipe, one table per section."""
     sections: dict[str, list[tuple[str, str, str]]] = {}
     for key, field in flat_fields(Recipe).items():
         default = field.get_default(call_default_factory=True) if field.default_factory is None else ...
@@ -111,7 +111,7 @@ def recipe_values() -> str:
 
 
 def recipe_list() -> str:
-    """Return a table of the shipped recipes, from the first line of each file, and of the table rows."""
+    """Return two tables: shipped recipes with the first line of each file, and table rows with their own recipe."""
     shipped = [
         (f"`{name}`", (SHIPPED / f"{name}.yaml").read_text().partition("\n")[0].lstrip("# ")) for name in recipe_names()
     ]
@@ -152,7 +152,7 @@ def _one_line(text: str | None) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape Markdown characters of docstrings outside code: patterns such as **/*.jpg, and braces."""
+    """Escape the Markdown characters `*`, `_` and `<` outside code, such as in the pattern **/*.jpg."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else re.sub(r"(?<!\\)([*_<])", r"\\\1", part) for part in parts)
 

@@ -1,4 +1,4 @@
-"""Draws conflicts.png, gates.png and camvid_best_worst.png with the shipped model, in some minutes on two cores.
+"""Draw conflicts.png, gates.png and camvid_best_worst.png with the shipped model. Takes some minutes on two cores.
 
 Usage: python docs/figures/camvid.py CAMVID [DIR], where CAMVID is the directory of the dataset.
 """
@@ -25,7 +25,7 @@ NUM_SHOWN = 4
 
 
 class Selected:
-    """Some samples of CamVid's test split."""
+    """Samples of CamVid's test split that are chosen by name."""
 
     def __init__(self, data: CamVid, names: list[str]) -> None:
         self.classes, self.palette = data.classes, data.palette
@@ -39,14 +39,14 @@ class Selected:
 
 
 def most_lost() -> list[str]:
-    """Return the images of each quarter of the split that lose most pixels, as `caaseg conflicts` chooses them."""
+    """Return the first image of each quarter of the ranking by lost pixels that `caaseg conflicts` wrote."""
     images = json.loads(CONFLICTS.read_text())["images"]
     quarters = [images[k * len(images) // NUM_SHOWN : (k + 1) * len(images) // NUM_SHOWN] for k in range(NUM_SHOWN)]
     return [max(quarter, key=lambda image: image["lost_share"])["name"] for quarter in quarters]
 
 
 def row(scored: ScoredImage, heading: str, data: CamVid) -> Row:
-    """Return image, ground truth, prediction and errors."""
+    """Return a row of panels: image, ground truth, prediction and errors."""
     image, wrong = scored.image, (scored.prediction != scored.label) & (scored.label != IGNORE)
     pixels = image.permute(1, 2, 0).numpy()
     panels = [
@@ -59,7 +59,7 @@ def row(scored: ScoredImage, heading: str, data: CamVid) -> Row:
 
 
 def draw_views(data: CamVid, model: Segmenter, directory: Path) -> None:
-    """Draw conflicts.png, with an image of each sequence, and gates.png."""
+    """Draw conflicts.png, with one image per sequence, and gates.png."""
     conflicts = study_conflicts(model, Selected(data, most_lost()), num_shown=NUM_SHOWN)
     wording = model.head.conflict_wording
     assert wording is not None

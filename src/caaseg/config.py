@@ -433,7 +433,7 @@ class Recipe(Settings):
     batch_norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     """Momentum of batch norm statistics; none uses the model's own. The authors' CAR configurations use 0.0003."""
     fused_batch_norm: bool = False
-    """Fuse batch normalization, shortcut addition and ReLU; on GPUs only."""
+    """Fuse batch normalization, shortcut addition and ReLU, and use a faster max pooling; on GPUs only."""
     sync_batch_norm: bool = True
     """With several GPUs, compute batch statistics over all of them; false computes them per GPU."""
     deterministic: bool = False

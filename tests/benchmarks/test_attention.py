@@ -21,7 +21,7 @@ def run(*arguments: str) -> int:
     return main(["benchmark", "attention", "--device", "cpu", *arguments])
 
 
-def test_the_command_writes_numbers_and_figure_and_shows_a_table(
+def test_the_command_writes_numbers_and_a_figure_and_prints_a_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     numbers, figure = tmp_path / "new" / "out.json", tmp_path / "out.png"
@@ -35,7 +35,7 @@ def test_the_command_writes_numbers_and_figure_and_shows_a_table(
         ("loop", None),
         *(("grouped", g) for g in (1, 2, 16)),
     }
-    assert {r["groups"] for r in records if r["height"] == 5} == {None, 1, 2}  # 16 is longer than either axis
+    assert {r["groups"] for r in records if r["height"] == 5} == {None, 1, 2}  # both axes are shorter than 16
     assert {r["dtype"] for r in records} == {"float32"}
     assert all(r["agrees"] and r["forward_ms"] > 0 and r["training_ms"] > r["forward_ms"] / 2 for r in records)
     assert all(r["training_peak_bytes"] >= r["forward_peak_bytes"] > 0 for r in records)
@@ -43,7 +43,7 @@ def test_the_command_writes_numbers_and_figure_and_shows_a_table(
     claims = [r for r in content["ratios"] if r["height"] == 33 and r["implementation"] == "loop"]
     assert [r["paper_row_by_row_over_vectorized_time"] for r in claims] == [2.5]
     assert figure.read_bytes().startswith(b"\x89PNG")
-    shown = " ".join(capsys.readouterr().out.split())  # where lines break depends on the measured numbers
+    shown = " ".join(capsys.readouterr().out.split())  # line breaks depend on the measured numbers
     assert "grouped, 16" in shown
     assert "the paper states 2.5 and 2" in shown
     assert f"figure: {figure}" in shown
@@ -72,7 +72,7 @@ def test_a_wrong_implementation_is_reported(capsys: pytest.CaptureFixture[str]) 
     assert "these disagree with float64 by more than rounding: loop, loop" in capsys.readouterr().out
 
 
-def test_lines_of_one_pixel_whose_keys_have_no_gradient_agree() -> None:
+def test_implementations_agree_on_lines_of_one_pixel_whose_keys_have_zero_gradient() -> None:
     cases = benchmark.cases([(1, 1, 4)], ["float32"], ["factorised", "loop"], [1], channels=8, key_channels=4)
     measured = [
         outcome for outcome in benchmark.run(cases, CPU, seconds=0) if isinstance(outcome, benchmark.Measurement)
@@ -80,7 +80,7 @@ def test_lines_of_one_pixel_whose_keys_have_no_gradient_agree() -> None:
     assert [outcome.agrees for outcome in measured] == [True, True]
 
 
-def test_out_of_memory_is_recorded_as_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_memory_is_reported_as_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     def allocating(*maps: Any, **options: Any) -> torch.Tensor:
         if options["groups"] == 2:
             torch.empty(10**14)  # fails in the CPU allocator
@@ -142,7 +142,7 @@ def test_an_unwritable_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFi
     assert "taken" in capsys.readouterr().err
 
 
-def test_the_lower_bound_counts_every_map_that_must_be_moved_once() -> None:
+def test_the_lower_bound_counts_each_required_read_and_write_once() -> None:
     (case,) = benchmark.cases([(2, 3, 5)], ["float32"], ["axial"], [1], channels=7, key_channels=4)
     problem = benchmark.Problem.random(case, torch.device("cpu"))
     keys, values = 2 * 3 * 5 * 4 * 4, 2 * 3 * 5 * 7 * 4
@@ -150,7 +150,7 @@ def test_the_lower_bound_counts_every_map_that_must_be_moved_once() -> None:
     assert benchmark.moved_bytes(problem, backward=True) == 6 * keys + 10 * values
 
 
-def test_graphs_are_compared_with_the_lower_bound_and_with_grouped() -> None:
+def test_cuda_graph_times_are_compared_with_the_lower_bound_and_with_grouped() -> None:
     fused, grouped = benchmark.cases([(1, 5, 5)], ["bfloat16"], ["fused", "grouped"], [2], channels=7, key_channels=4)
     ours = benchmark.Measurement(
         case=fused, forward_ms=2.0, training_ms=5.0, forward_graph_ms=1.0, training_graph_ms=4.0, floor_ms=0.5,

@@ -1,4 +1,4 @@
-"""Cost of our heads compared with those of mmsegmentation."""
+"""Benchmark of our heads against the heads of mmsegmentation."""
 
 import json
 import sys
@@ -21,7 +21,7 @@ def cost(name: str, training: float | None, inference: float = 1.0) -> ModelCost
     return ModelCost(name, (33, 33), training, None if training is None else 100, inference, 50)
 
 
-def test_ratios_are_ours_divided_by_theirs_and_averaged_geometrically() -> None:
+def test_ratios_are_ours_divided_by_theirs_and_their_mean_is_geometric() -> None:
     measured = {
         Part("psp", "eager", True): cost("psp", 4.0, 3.0),
         Part("psp", "eager", False): cost("mmseg:psp", 2.0),
@@ -69,7 +69,7 @@ def test_the_command_needs_mmsegmentation_and_known_heads(
 
 @pytest.fixture
 def mmseg() -> None:
-    """Skip without mmsegmentation, which is not a dependency."""
+    """Skip the test if mmsegmentation, which is not a dependency, is not installed."""
     for package in ("mmseg", "mmcv", "mmengine"):
         if find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
@@ -79,7 +79,7 @@ def mmseg() -> None:
 @pytest.mark.usefixtures("mmseg")
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("head", COMPARED)
-def test_both_sides_have_the_same_outputs_and_parameters(head: str) -> None:
+def test_our_head_and_that_of_mmsegmentation_have_the_same_outputs_and_parameters(head: str) -> None:
     settings = mmseg_settings(head)
     setting = SETTING._replace(output_stride=settings["output_stride"], aux=settings["aux"])
     ours, theirs = build(head, setting, settings), build(f"mmseg:{head}", setting)
@@ -90,7 +90,7 @@ def test_both_sides_have_the_same_outputs_and_parameters(head: str) -> None:
     assert all(logits.shape == (2, 4, 33, 41) for logits in outputs(upsampled))
     assert (presence_logits(coarse) is None) == (presence_logits(upsampled) is None)
     sizes = [sum(weight.numel() for weight in model.parameters()) for model in (ours, theirs)]
-    fixed = 512 * 513 if head == "emanet" else 0  # weights that never learn are parameters there
+    fixed = 512 * 513 if head == "emanet" else 0  # mmsegmentation also counts weights that are never trained
     assert sizes[0] == sizes[1] - fixed
     assert len(outputs(theirs.eval()(images))) == 1
 
@@ -98,8 +98,9 @@ def test_both_sides_have_the_same_outputs_and_parameters(head: str) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("mmseg")
 @pytest.mark.filterwarnings("default")
-def test_a_part_that_fails_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
-    setting = SETTING._replace(backbone="resnet18", size=(17, 17))  # mmsegmentation's configurations need 50 layers
+def test_a_part_that_fails_is_reported_and_the_others_are_measured(tmp_path: Path) -> None:
+    # mmsegmentation's configurations need a ResNet with 50 layers or more.
+    setting = SETTING._replace(backbone="resnet18", size=(17, 17))
     done = [
         part.model for part, _ in measure_heads(["fcn", "danet"], ["eager"], setting, torch.device("cpu"), seconds=0)
     ]

@@ -7,15 +7,16 @@ from numpy.typing import NDArray
 from caaseg.data.palette import distinct_colors
 from caaseg.data.sample import Color
 
-# PASCAL VOC's rule, the earlier default: the bits of a class id, spread over the high bits of red, green and blue.
+# The earlier default, the colors of PASCAL VOC: the bits of a class id are spread over the high bits of red, green and
+# blue.
 OLD = (
     *((128, 0, 0), (0, 128, 0), (128, 128, 0), (0, 0, 128), (128, 0, 128), (0, 128, 128), (128, 128, 128)),
     *((64, 0, 0), (192, 0, 0), (64, 128, 0), (192, 128, 0), (64, 0, 128), (192, 0, 128), (64, 128, 128)),
     *((192, 128, 128), (0, 64, 0), (128, 64, 0), (0, 192, 0), (128, 192, 0), (0, 64, 128)),
 )
 
-# In linear RGB: Vienot, Brettel and Mollon (1999) for red and green, other matrices than those by which the colors were
-# chosen, and Machado et al. (2009) for blue.
+# Color blindness as matrices in linear RGB. The first two are from Vienot, Brettel and Mollon (1999); the colors were
+# chosen with other matrices. The third is from Machado et al. (2009).
 BLINDNESS = {
     "protanopia": [[0.11238, 0.88762, 0], [0.11238, 0.88762, 0], [0.00401, -0.00401, 1]],
     "deuteranopia": [[0.29275, 0.70725, 0], [0.29275, 0.70725, 0], [-0.02234, 0.02234, 1]],
@@ -42,13 +43,13 @@ def least_distance(colors: tuple[Color, ...], vision: str) -> float:
 
 
 @pytest.mark.parametrize("vision", VISIONS)
-@pytest.mark.parametrize(("number", "least"), [(12, 15), (20, 9)])  # a distance of 2 is just visible side by side
+@pytest.mark.parametrize(("number", "least"), [(12, 15), (20, 9)])  # side by side, a distance of 2 is just visible
 def test_colors_differ_visibly_and_the_old_ones_did_not(number: int, least: float, vision: str) -> None:
     assert least_distance(distinct_colors(number), vision) > least
     assert least_distance(OLD[:number], vision) < least
 
 
-def test_all_colors_are_different_and_the_first_do_not_depend_on_the_number() -> None:
+def test_all_colors_are_different_and_the_first_five_do_not_depend_on_the_total() -> None:
     colors = distinct_colors(254)
     assert len(set(colors)) == 254
     assert colors[:5] == distinct_colors(5)

@@ -1,4 +1,4 @@
-"""Damaged and unusual images and masks, for prediction and in datasets."""
+"""Damaged and unusual images and masks, as input of predictions and in datasets."""
 
 import io
 import shutil
@@ -105,7 +105,7 @@ def unusual(rng: Generator) -> bytes:
 
 
 def declared_png(width: int, height: int) -> bytes:
-    """Return a PNG that declares a size, with no more than a few bytes of content."""
+    """Return a PNG whose header declares a size, with only a few bytes of pixel data."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -1,7 +1,7 @@
-"""A small member of each supported family of timm backbones, and recipes with it.
+"""A small model of each supported family of timm backbones, and recipe options that select it.
 
-The smallest timm model of a family often has many blocks, and `torch.export` takes time for each of them. So this
-module registers models of few blocks, with the classes and options of the originals.
+Even the smallest timm model of a family often has many blocks, and `torch.export` takes time for each of them. So this
+module registers models with few blocks, which use the classes and options of the originals.
 """
 
 from typing import Any
@@ -25,15 +25,15 @@ SHALLOW: dict[str, dict[str, Any]] = {
     "eva02_tiny_patch14_224": {"depth": 4},
     "xcit_nano_12_p8_224": {"depth": 4},
 }
-"""Arguments of timm.create_model that make a member of a family shallow."""
+"""Arguments of timm.create_model that reduce the number of blocks of a model."""
 
 
 TRUNCATED = ("caformer_s18", "convformer_s18", "hgnetv2_b0")
-"""Models without such arguments. Their shallow variants have the first block of each stage."""
+"""Models without such arguments. Their shallow variants have only the first block of each stage."""
 
 
 def shallow(name: str) -> str:
-    """Register a shallow variant of a timm model and return its name. Return small models by their own name."""
+    """Register a shallow variant of a timm model and return its name. If the model is small already, return `name`."""
     if name not in SHALLOW and name not in TRUNCATED:
         return name
     import timm  # here, because importing it before caaseg fails with some builds of torchvision
@@ -80,13 +80,13 @@ PLAIN = (
 )
 BACKBONES = (*DILATED, *PYRAMIDS, *PLAIN)
 TESTED = tuple(name for name in BACKBONES if name != "samvit_base_patch16_224")
-"""Backbones of the slow tests. SAM's ViT takes a minute or more to export; `tests.models.matrix` runs all."""
+"""Backbones of the slow tests. Exporting SAM's ViT takes too long (over a minute); `tests.models.matrix` runs all."""
 
 
 def options(head: str, backbone: str) -> list[str]:
-    """Return the options of a recipe with a head and a backbone, joined by a neck if that is needed.
+    """Return recipe options for a head and a backbone, with a neck between them if they need one.
 
-    A head that reads several feature maps takes those of a pyramid as they are.
+    A head that reads several feature maps needs no neck after a backbone that returns a pyramid.
     """
     is_single = head_class(head).levels is None
     neck = "sfp" if backbone in PLAIN else "resize" if backbone in PYRAMIDS and is_single else "none"

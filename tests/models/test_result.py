@@ -1,4 +1,4 @@
-"""Results of predictions: inputs of every kind, drawing, files and COCO JSON."""
+"""Prediction results: all kinds of inputs, drawing, saved files and COCO JSON."""
 
 import io
 import json
@@ -58,12 +58,12 @@ def test_all_kinds_of_images_give_the_same_labels(model: caaseg.Segmenter, pixel
         ("nowhere.jpg", "nowhere.jpg: no such file"),
     ],
 )
-def test_wrong_inputs_get_a_message(model: caaseg.Segmenter, image: object, message: str) -> None:
+def test_wrong_inputs_raise_an_error_with_a_message(model: caaseg.Segmenter, image: object, message: str) -> None:
     with pytest.raises(CaasegError, match=message):
         model.predict(image)  # type: ignore[call-overload]
 
 
-def test_masks_shares_and_probabilities_belong_to_the_labels(model: caaseg.Segmenter, pixels: np.ndarray) -> None:
+def test_masks_shares_and_probabilities_agree_with_the_labels(model: caaseg.Segmenter, pixels: np.ndarray) -> None:
     result = model.predict(pixels, probabilities=True)
     assert sum(result.shares.values()) == pytest.approx(1)
     for name, share in result.shares.items():
@@ -105,7 +105,7 @@ def test_saved_files_hold_the_labels_and_are_never_overwritten(
         result.save(tmp_path / "out")
 
 
-def test_labels_are_saved_with_the_values_of_the_training_masks(pixels: np.ndarray, tmp_path: Path) -> None:
+def test_labels_can_be_saved_with_the_values_of_the_training_masks(pixels: np.ndarray, tmp_path: Path) -> None:
     model = varied_model(2, mask_values=(0, 255))
     result = model.predict(pixels)
     labels, _ = result.save(tmp_path / "out", source_values=True)
@@ -118,7 +118,7 @@ def test_labels_are_saved_with_the_values_of_the_training_masks(pixels: np.ndarr
     assert not (tmp_path / "other").exists()
 
 
-def test_coco_json_imports_to_the_same_labels(model: caaseg.Segmenter, pixels: np.ndarray, tmp_path: Path) -> None:
+def test_coco_json_is_imported_as_the_same_labels(model: caaseg.Segmenter, pixels: np.ndarray, tmp_path: Path) -> None:
     result = model.predict(pixels)
     (tmp_path / "export").mkdir()
     Image.fromarray(pixels).save(tmp_path / "export" / "image.jpg")
@@ -127,7 +127,7 @@ def test_coco_json_imports_to_the_same_labels(model: caaseg.Segmenter, pixels: n
     assert np.array_equal(np.array(Image.open(tmp_path / "data/masks/image.png")), result.labels)
 
 
-def test_the_shipped_model_is_found_by_its_name_and_names_its_license(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_shipped_model_is_loaded_by_name_and_logs_its_license(caplog: pytest.LogCaptureFixture) -> None:
     model = caaseg.load_model("camvid")
     assert isinstance(model, caaseg.Segmenter)
     assert "camvid: the license of its weights is CC-BY-NC-4.0; see " in caplog.text

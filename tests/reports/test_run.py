@@ -46,7 +46,7 @@ def evaluation_of(matrix: ConfusionMatrix, classes: tuple[str, ...]) -> Evaluati
 
 
 def page_of(path: Path, classes: tuple[str, ...], size: tuple[int, int], used: int | None = None) -> str:
-    """Write a report on random predictions; only the first `used` classes occur in labels and predictions."""
+    """Write a report on random predictions and return its HTML. Only the first `used` classes occur."""
     rng = torch.Generator().manual_seed(0)
     count = len(classes)
     matrix, best_worst = ConfusionMatrix(count), BestWorstImages(count)
@@ -69,7 +69,7 @@ def page_of(path: Path, classes: tuple[str, ...], size: tuple[int, int], used: i
     return path.read_text(encoding="utf-8")
 
 
-def test_a_report_has_all_sections_and_no_external_links(tmp_path: Path) -> None:
+def test_a_report_has_all_sections_escapes_names_and_has_no_external_links(tmp_path: Path) -> None:
     page = page_of(tmp_path / "report.html", ("road", "<b>tree</b>", "sky & sea", "never"), (40, 60), used=3)
     for caption in ("training loss", "learning rate", "mean IoU on the validation split", "images per second"):
         assert caption in page
@@ -104,7 +104,7 @@ def test_pages_of_many_classes_and_large_images_stay_small(tmp_path: Path) -> No
     assert 'class="confusion"' not in page
 
 
-def test_shares_are_normalized_by_row_and_the_largest_confusions_come_first() -> None:
+def test_shares_are_normalized_per_row_and_the_largest_confusions_come_first() -> None:
     counts = np.array([[8, 2, 0], [5, 5, 0], [0, 0, 0]])
     shares = row_shares(counts)
     assert shares.tolist() == [[0.8, 0.2, 0], [0.5, 0.5, 0], [0, 0, 0]]

@@ -1,4 +1,4 @@
-"""The losses against their definitions, pixel by pixel."""
+"""The losses equal their definitions, which are computed pixel by pixel."""
 
 import math
 
@@ -71,13 +71,13 @@ def test_cross_entropy_equals_its_definition(
     total, pixels = slow_cross_entropy(logits, labels, weights, ohem)
     loss = CrossEntropy(weights, ohem=ohem)
     assert int(loss.count(labels)) == pixels
-    # Each term and each addition is rounded, relative to at most the sum.
+    # Each term and each addition has a rounding error, at most eps times the total.
     rounding = (pixels + 8) * torch.finfo(logits.dtype).eps * max(total, 1.0)
     assert float(loss(logits, labels)) == pytest.approx(total, abs=rounding)
 
 
 @pytest.mark.parametrize("ohem", [None, 0.25])
-def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> None:
+def test_losses_and_gradients_of_micro_batches_add_up_to_those_of_the_batch(ohem: float | None) -> None:
     logits, labels = draw(0, 6, 4, 7, 5)
     labels[2] = IGNORE  # a crop without a labeled pixel
     labels[3, 1:] = IGNORE
@@ -101,7 +101,7 @@ def test_parts_add_up_to_the_whole_in_value_and_gradient(ohem: float | None) -> 
     assert not gradients[0][2].any()
 
 
-def test_a_step_without_a_labeled_pixel_is_zero_and_has_zero_gradient() -> None:
+def test_loss_and_gradient_of_a_step_without_labeled_pixels_are_zero() -> None:
     logits = torch.randn(2, 3, 4, 4, requires_grad=True)
     labels = torch.full((2, 4, 4), IGNORE, dtype=torch.uint8)
     for ohem in (None, 0.5):
@@ -121,7 +121,7 @@ def test_the_loss_may_be_averaged_over_all_pixels() -> None:
     assert torch.equal(CrossEntropy(average="all")(logits, labels), CrossEntropy()(logits, labels))
 
 
-def test_losses_of_auxiliary_classifier_and_branches_are_weighted() -> None:
+def test_losses_of_the_auxiliary_classifier_and_of_branches_are_weighted() -> None:
     logits, labels = draw(1, 2, 3, 4, 4)
     prediction = Prediction(logits, 2 * logits, {"spatial": 3 * logits, "channel": -logits})
     loss = CrossEntropy()
@@ -149,7 +149,7 @@ def test_presence_loss_equals_its_definition(seed: int, n: int, k: int) -> None:
     assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
-def test_parts_of_the_presence_loss_add_up_to_its_mean_over_images_and_classes() -> None:
+def test_presence_losses_of_micro_batches_add_up_to_the_mean_over_images_and_classes() -> None:
     logits, labels = draw(9, 6, 4, 3, 5)
     loss, recipe = CrossEntropy(), LossRecipe(presence_weight=0.7)
     count, presence = loss.count(labels), logits[:, :, 0, 0].double().requires_grad_()
@@ -227,7 +227,7 @@ def test_dice_loss_equals_its_definition() -> None:
 
 
 def slow_lovasz(errors: list[float], targets: list[bool]) -> float:
-    """Return the Lovasz extension of 1 - IoU: errors in decreasing order times the growth of the set function."""
+    """Return the Lovasz extension of 1 - IoU: a sum over errors, largest first, of error times growth of 1 - IoU."""
     order = sorted(range(len(errors)), key=lambda k: -errors[k])
     total, before = 0.0, 0.0
     for count in range(1, len(order) + 1):
@@ -265,7 +265,7 @@ def test_region_losses_are_near_0_for_confident_correct_predictions(loss: Loss) 
     assert float(loss(-logits, labels)) > 1.5
 
 
-def test_losses_of_a_recipe_are_averaged_by_their_own_counts_and_added() -> None:
+def test_each_loss_of_a_recipe_is_averaged_by_its_own_count_and_weighted() -> None:
     logits, labels = draw(8, 3, 4, 5, 5)
     labels[1] = IGNORE
     recipe = LossRecipe(dice=0.5, lovasz=2.0, focal=0.3, label_smoothing=0.1)

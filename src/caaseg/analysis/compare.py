@@ -1,4 +1,4 @@
-"""Comparison of models: the images on which their predictions differ most, or chosen ones, and where they differ.
+"""Comparison of models: the images on which their predictions differ most (or images chosen by name), and where.
 
 Shapes: M models, H x W pixels, K classes.
 """
@@ -23,8 +23,8 @@ from caaseg.models.predictor import Predictor
 
 GRID = 32  # grid cells along the longer side of an image; boxes consist of cells
 MIN_SIDE = 2  # cells
-PIXEL_COST = 0.2  # relative to the densest cell; below 1/4, so that a box of 2 x 2 cells around that cell has a gain
-MIN_GAIN = 0.2  # relative to the gain of the first box; boxes with less are dropped
+PIXEL_COST = 0.2  # times the density of the densest cell; below 1/4, so that 2 x 2 cells around it have a gain
+MIN_GAIN = 0.2  # relative to the gain of the first box; boxes with a smaller gain are dropped
 
 
 def differing_pixels(predictions: Tensor, label: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def find_boxes(mask: Tensor, max_boxes: int = 3, *, grid: int = GRID) -> list[Bo
 
     The image is divided into square cells. Among all rectangles of cells, from two cells to half the image per side,
     the one with the largest gain is chosen: each pixel of the mask adds 1, and every pixel costs a fraction of the
-    density of the densest cell. So a box covers a dense region and no more. The search repeats on the remaining cells.
+    density of the densest cell. So a box covers a dense region only. The search repeats on the remaining cells.
 
     Args:
         mask: the pixels to find, (H, W).
@@ -88,7 +88,7 @@ class DifferenceCounts(NamedTuple):
     name: str
     labeled: int
     differing: int
-    right: tuple[int, ...]  # of the differing pixels, the number that each model predicts correctly
+    right: tuple[int, ...]  # per model, the number of differing pixels that it predicts correctly
 
     @property
     def share(self) -> float:
@@ -123,7 +123,7 @@ class Comparison:
     images: tuple[DifferenceCounts, ...]
     """All images with a labeled pixel, by share of differing pixels, largest first."""
     shown: tuple[ComparedImage, ...]
-    """The images chosen by name, or the first-ranked image of each section of the split, in the same order."""
+    """The images chosen by name, in that order, or the first-ranked image of each section of the split, ranked."""
 
 
 def compare_models(
@@ -136,16 +136,16 @@ def compare_models(
 ) -> Comparison:
     """Compare the predictions of models on every image of a dataset, at its native size.
 
-    Names choose the images that are returned. With a number, the split is divided into that many equal sections, and
-    the image with the largest share of differing pixels is returned from each. For all other images only pixel counts
-    are returned.
+    If `images` contains names, these images are returned. If it is a number, the split is divided into that many equal
+    sections, and the image with the largest share of differing pixels is returned from each section. For all other
+    images, only pixel counts are returned.
 
     Args:
         models: two or more models for the classes of the dataset.
         dataset: the dataset.
-        images: names of the images to return, in this order, or their number.
+        images: names of the images to return, in this order, or the number of images.
         workers: worker processes that load images; 0 loads in this process.
-        progress: called with the number of images done.
+        progress: called with the number of processed images.
     """
     names = () if isinstance(images, int) else tuple(dict.fromkeys(images))
     check_names(names, dataset)
@@ -177,7 +177,7 @@ def compare_models(
 
 
 def check_names(images: Sequence[str], dataset: SegmentationDataset) -> None:
-    """Raise CaasegError if a dataset has no image of one of these names, with the nearest names that it has."""
+    """Raise CaasegError with the most similar names if a dataset has no image with one of these names."""
     known = _names(dataset) if images else []
     unknown = [name for name in images if name not in known]
     if unknown:
@@ -189,7 +189,7 @@ def check_names(images: Sequence[str], dataset: SegmentationDataset) -> None:
 
 
 def _names(dataset: SegmentationDataset) -> list[str]:
-    parts: list[SegmentationDataset] = getattr(dataset, "datasets", [])  # of concatenated splits
+    parts: list[SegmentationDataset] = getattr(dataset, "datasets", [])  # set if splits are concatenated
     if parts:
         return [name for part in parts for name in _names(part)]
     if isinstance(dataset, PairDataset):
@@ -198,7 +198,7 @@ def _names(dataset: SegmentationDataset) -> list[str]:
 
 
 def _predict(predictor: Predictor, image: Tensor, dataset: SegmentationDataset) -> Tensor:
-    """(3, H, W) -> class ids (H, W), uint8, on the CPU."""
+    """Predict an image (3, H, W): class ids (H, W), uint8, on the CPU."""
     logits = predictor.scores(image[None])[0]
     check_classes(len(logits), dataset)
     return logits.argmax(0).to("cpu", torch.uint8)

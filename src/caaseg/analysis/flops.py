@@ -43,7 +43,7 @@ def count(config: ModelConfig, size: tuple[int, int]) -> Count:
 
 
 def _by_module(config: ModelConfig, size: tuple[int, int]) -> tuple[Segmenter, dict[str, int]]:
-    """Return a model on the meta device and the multiply-adds of each of its modules."""
+    """Return a model on the meta device, and the multiply-adds of each of its modules by name."""
     with torch.device("meta"):
         model = Segmenter(config).eval()
         images = torch.empty(1, 3, *size)
@@ -54,7 +54,7 @@ def _by_module(config: ModelConfig, size: tuple[int, int]) -> tuple[Segmenter, d
 
 
 class PaperRow(NamedTuple):
-    """A number of the paper and our count, in multiply-adds, with the reason for the difference."""
+    """A number of the paper next to our count, both in multiply-adds, with the reason for the difference."""
 
     table: str
     part: str
@@ -112,10 +112,10 @@ def paper_rows() -> tuple[PaperRow, ...]:
         (5, 64, 0.00015),
         (5, 256, 0.00098),
     ):
-        # The gates do not depend on the backbone, and a small one is counted faster.
+        # The gates do not depend on the backbone, and a small backbone is counted faster.
         caa = axial[16].replace(head="caa", backbone="resnet18", gate_layers=layers, gate_width=width)
         gates = count(caa, size).gates
-        one_vector = gates / 33 / 2**30  # 33 positions per axis at 33 x 33
+        one_vector = gates / 33 / 2**30  # features of 33 x 33 have 33 positions per axis
         fits = "which matches the paper" if abs(one_vector - published) < 5e-6 else "which does not match it either"
         note = (
             "our gates run at every row and column; deduced: "

@@ -8,9 +8,9 @@ classes.yaml next to images/ and masks/ defines the values of the masks in one o
     classes: {background: [0, 0, 0], cat: [192, 0, 0]}  # colors
     ignore: [255]                                       # optional: values or colors to ignore
 
-Without that file the classes are inferred from all masks and logged. No value is ignored unless it is listed or
-inferred: a black and white mask with the first form is an error, not "background and ignore". Masks saved as RGB whose
-three channels are equal are read as one channel.
+Without that file, the classes are inferred from all masks and logged. No value is ignored unless it is listed under
+`ignore` or inferred. With the first form, a mask of 0 and 255 is therefore an error; 255 does not mean "ignore". RGB
+masks with three equal channels are read as one channel.
 """
 
 import logging
@@ -53,7 +53,8 @@ class MaskClasses:
     """Stored value of each class, in the order of class ids."""
     ignore: tuple[Value, ...] = ()
     black_and_white: bool = True
-    """Whether black and white RGB masks are read, as 0 and 255. False for inferred class ids, where 255 is unclear."""
+    """Whether RGB masks of only black and white are accepted and read as 0 and 255. False for inferred class ids,
+    because the meaning of 255 is unclear there."""
 
     def reader(self) -> Callable[[Path], NDArray[np.uint8]]:
         """Return a function that reads the class ids of a mask file, (H, W)."""
@@ -98,7 +99,7 @@ def read_classes_file(path: Path) -> MaskClasses:
     else:
         pairs = list(named.items()) if isinstance(named, dict) else [(name, k) for k, name in enumerate(named)]
     for name, _ in pairs:
-        if not isinstance(name, str):  # YAML reads no and on as booleans
+        if not isinstance(name, str):  # YAML reads `no` and `on` as booleans
             raise BadFileError(f"{path}: the name {name!r} is not text; put it in quotes")
         if has_surrogates(name):
             raise BadFileError(f"{path}: the name {name!r} is not valid Unicode; correct it")
@@ -125,11 +126,11 @@ def _parse_value(value: Any, path: Path) -> Value:
 def infer_mask_classes(root: Path, masks: Iterable[Path]) -> MaskClasses:
     """Infer the classes by reading every mask, and log the result.
 
-    Masks of 0 and 255 only are black and white: two classes, never "one class and ignore". If all masks are in color,
-    each color becomes a class. Unreadable masks are skipped here and reported when they are loaded.
+    If the masks contain only 0 and 255, these become two classes; 255 is not ignored. If all masks are in color, each
+    color becomes a class. Unreadable masks are skipped here and reported when they are loaded.
 
     Args:
-        root: the dataset, for messages.
+        root: directory of the dataset, for messages.
         masks: all mask files.
     """
     return _infer(root, tuple((path, path.stat().st_mtime_ns, path.stat().st_size) for path in masks))
@@ -137,7 +138,7 @@ def infer_mask_classes(root: Path, masks: Iterable[Path]) -> MaskClasses:
 
 @lru_cache(maxsize=4)
 def _infer(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> MaskClasses:
-    """Infer the classes from (path, modification time, size) of each mask: cached for all splits until one changes."""
+    """Infer the classes from masks (path, modification time, size). The result is cached until a mask changes."""
     values, errors = _values_in(path for path, _, _ in masks)
     if errors and values <= BLACK_AND_WHITE:
         more, errors = _values_in(errors, black_and_white=True)
@@ -169,7 +170,7 @@ def _infer(root: Path, masks: tuple[tuple[Path, int, int], ...]) -> MaskClasses:
 
 
 def _infer_colors(root: Path, error: BadFileError, paths: Sequence[Path]) -> MaskClasses:
-    """Return one class per color, or raise the error of the first mask if the masks are not in color either."""
+    """Return one class per color. If no mask is in color either, raise `error`, the error of the first mask."""
     readable = [counts for counts in _map(_count_colors, paths) if isinstance(counts, dict)]
     colors = {color for counts in readable for color in counts if not isinstance(color, int)}
     if not colors:
@@ -241,7 +242,7 @@ def _values_in(paths: Iterable[Path], *, black_and_white: bool = False) -> tuple
 
 
 def _map(count: Callable[[Path], dict[Value, int]], paths: Iterable[Path]) -> Iterable[dict[Value, int] | BadFileError]:
-    """Yield the counts of each mask, or the error of an unreadable one."""
+    """Yield the counts of each mask, or its error if it is unreadable."""
 
     def result_of(path: Path) -> dict[Value, int] | BadFileError:
         try:
@@ -270,5 +271,5 @@ def _read_values(path: Path, black_and_white: bool) -> NDArray[Any]:
 
 
 def _read_ids(path: Path, *, table: LabelTable, black_and_white: bool) -> NDArray[np.uint8]:
-    """Read class ids. Not a closure, because spawned workers receive it pickled."""
+    """Read class ids. A function of the module, because it is pickled for spawned workers."""
     return table.apply(_read_values(path, black_and_white), path)
