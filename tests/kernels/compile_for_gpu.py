@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 
 from caaseg.attention import channelized_axial_attention
 from caaseg.attention.fused import MAX_GATE_ROW_BYTES
-from caaseg.kernels import _run_on, axial_backward, axial_forward, batch_norm, cross_entropy, gate, max_pool, resize
+from caaseg.kernels import axial_backward, axial_forward, batch_norm, cross_entropy, gate, kernels_run, max_pool, resize
 
 SHARED_MEMORY = {90: 227 * 1024, 89: 99 * 1024}  # bytes per program, by compute capability
 ALIGNED = ("channels", "key_channels")
@@ -37,7 +37,7 @@ TYPES: dict[str, Any] = {
 
 
 def print_error_on_cpu() -> None:
-    assert not _run_on(torch.device("cpu"))  # Triton fails without a driver
+    assert not kernels_run(torch.device("cpu"))  # Triton fails without a driver
     maps = torch.zeros(1, 4, 2, 3)
     try:
         channelized_axial_attention(maps, maps, maps, None, None, implementation="fused")

@@ -20,7 +20,7 @@ from torch.autograd.function import FunctionCtx
 from torch.library import custom_op
 
 from caaseg.attention.gate import ChannelGate, Gate, apply_gate
-from caaseg.kernels import DTYPES, HAS_TRITON
+from caaseg.kernels import DTYPES, HAS_TRITON, kernels_run
 
 MAX_KEY_CHANNELS = 256
 MAX_GATE_ROW_BYTES = 512  # bytes per row of a hidden layer's weights; wider layers do not fit into shared memory
@@ -47,6 +47,8 @@ def unsupported_reason(column_keys: Tensor, row_keys: Tensor, values: Tensor) ->
     # torch.func has no public function to query whether a transform is active.
     if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func is active; expected plain tensors"
+    if values.is_cuda and not torch.compiler.is_compiling() and not kernels_run(values.device):
+        return f"Triton kernels do not run on {values.device}"
     return None
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 def is_supported(tensor: Tensor) -> bool:
     """Return whether the kernels can process a tensor: it is on a GPU on which they run, and has one of `DTYPES`."""
-    return HAS_TRITON and tensor.is_cuda and tensor.dtype in DTYPES and _run_on(tensor.device)
+    return HAS_TRITON and tensor.is_cuda and tensor.dtype in DTYPES and kernels_run(tensor.device)
 
 
 def replace_torch(features: Tensor) -> bool:
@@ -47,7 +47,7 @@ def replace_torch(features: Tensor) -> bool:
 
 
 @cache
-def _run_on(device: torch.device) -> bool:
+def kernels_run(device: torch.device) -> bool:
     """Return whether kernels can be compiled for a GPU and run on it; log a warning if not."""
     from caaseg.kernels.common import try_kernel
 

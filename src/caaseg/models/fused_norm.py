@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from caaseg.kernels import DTYPES, HAS_TRITON
+from caaseg.kernels import DTYPES, HAS_TRITON, is_supported
 from caaseg.models.max_pool import fuse_max_pool
 from caaseg.models.timm_networks import BasicBlock, Bottleneck, FeatureDictNet
 
@@ -78,7 +78,7 @@ class _FusedNorm(nn.modules.batchnorm._BatchNorm):
         return (result, result) if duplicate else result
 
     def _can_fuse(self, features: Tensor, residual: Tensor | None) -> bool:
-        if not (HAS_TRITON and self.training):
+        if not (HAS_TRITON and self.training) or torch.compiler.is_compiling():
             return False
         from caaseg.kernels import common
 
@@ -86,12 +86,10 @@ class _FusedNorm(nn.modules.batchnorm._BatchNorm):
             self.affine
             and self.running_mean is not None
             and self.momentum is not None
-            and (features.is_cuda or common.INTERPRETED)
-            and features.dtype in DTYPES
+            and (is_supported(features) or (common.INTERPRETED and features.dtype in DTYPES))
             and features.is_contiguous(memory_format=torch.channels_last)
             and (residual is None or (residual.dtype == features.dtype and residual.shape == features.shape))
             and features.numel() > features.shape[1]  # torch raises an error for a single pixel
-            and not torch.compiler.is_compiling()
         )
 
 
