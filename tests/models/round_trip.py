@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 import caaseg
-from caaseg.errors import CaasegError
 from caaseg.evaluation.evaluate import evaluate
 from caaseg.models.export import TOLERANCE, export_model, scene_images
 from caaseg.models.onnx import OnnxModel
@@ -31,14 +29,10 @@ def check_round_trip(directory: Path, *options: str) -> None:
     assert isinstance(model, caaseg.Segmenter)
     assert model.config.head == recipe.model.head
     scenes = open_split(recipe, recipe.data.val_split)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    # Equal, because the layout is the same as in training: another layout has other rounding errors.
     assert torch.equal(evaluate(model, scenes).confusion, result.evaluation.confusion)
 
-    if "swinv2" in recipe.model.backbone:
-        with pytest.raises(CaasegError, match="Swin Transformer V2, which cannot be exported"):
-            export_model(model, directory / "model.onnx")
-        return
-    if "davit" in recipe.model.backbone:
-        return  # torch.export needs minutes for its windows
     export_model(model, directory / "model.onnx")  # compares logits at random sizes
     exported = OnnxModel(directory / "model.onnx")
     images = scene_images(2, 71, 103, torch.Generator().manual_seed(0))

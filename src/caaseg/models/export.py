@@ -24,9 +24,9 @@ import caaseg
 from caaseg.data.datasets.scenes import Scenes
 from caaseg.errors import CaasegError
 from caaseg.files import atomic_write
+from caaseg.models.export_layers import largest_window, replace_layers
 from caaseg.models.onnx import INPUT, INSTALL, OUTPUT, OnnxModel, disable_telemetry
 from caaseg.models.segmenter import Segmenter
-from caaseg.models.shifted_windows import replace_window_attention
 from caaseg.models.winograd import TILE, use_winograd
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Deployed(nn.Module):
         super().__init__()
         # All implementations give the same numbers, but only this one exports with dynamic sizes.
         self.model = model.rebuild(implementation="factorised").cpu().float()
-        replace_window_attention(self.model)
+        replace_layers(self.model)
         for name, levels in (("mean", model.backbone.mean), ("std", model.backbone.std)):
             self.register_buffer(name, torch.tensor(levels).view(3, 1, 1) * 255)
         self.mean: Tensor
@@ -85,8 +85,9 @@ def export_model(model: Segmenter, path: Path, kind: Format = "onnx", *, winogra
     check_target(path, kind)
     deployed = exported = Deployed(model)
     strides = getattr(model.backbone, "level_strides", ())
-    # At least two features per side: torch.export specializes the program to sides of one feature.
-    smallest = side = max([model.config.output_stride, *strides]) + 1
+    coarsest = max([model.config.output_stride, *strides])
+    # Two or more features and attention windows per side: torch.export specializes the program to a single one.
+    smallest, side = coarsest + 1, coarsest * largest_window(deployed) + 1
     if winograd:
         exported = Deployed(model)
         exported.model, dilation = use_winograd(deployed.model)

@@ -25,6 +25,7 @@ import timm  # noqa: E402
 from timm.layers.drop import DropPath  # noqa: E402
 from timm.layers.norm import LayerNorm2d as LayerNorm2d  # noqa: E402
 from timm.models import FeatureDictNet as FeatureDictNet  # noqa: E402
+from timm.models import davit as davit  # noqa: E402
 from timm.models._features import FeatureGetterNet as FeatureGetterNet  # noqa: E402
 from timm.models._manipulate import group_with_matcher as group_with_matcher  # noqa: E402
 from timm.models.efficientnet import EfficientNetFeatures as EfficientNetFeatures  # noqa: E402
