@@ -129,13 +129,13 @@ def test_parts_of_every_command_run_at_tiny_sizes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CAASEG_COMMIT", "abc")
-    parts = ["fused", "growth", "evaluation", "train_camvid", "train_camvid_device", "loader"]
+    parts = ["fused", "growth", "evaluation", "train_camvid_device", "loader"]
     arguments = ["benchmark", "all", "--quick", "--out", str(tmp_path), "--parts", ",".join(parts)]
     assert main(arguments) == 0, "\n".join(path.read_text() for path in tmp_path.glob("*.log"))
     results = read_index(tmp_path)
     assert [(result.name, result.commit) for result in results] == [(name, "abc") for name in parts]
     assert {json.loads((tmp_path / f"{name}.json").read_text())["commit"] for name in parts} == {"abc"}
-    measured = json.loads((tmp_path / "train_camvid.json").read_text())
+    measured = json.loads((tmp_path / "train_camvid_device.json").read_text())
     assert measured["first_step_s"] > 0
     assert measured["images_per_second"] > 0
     assert 0 <= measured["waiting"] < 1

@@ -409,7 +409,7 @@ def kill_at_changes(name: str, directories: tuple[str, ...], roots: Path, server
     assert change > 30  # download, unpack, rename and convert
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [7, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp_path: Path, step: int) -> None:
     trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
@@ -431,7 +431,7 @@ def test_a_kill_at_any_moment_leaves_no_incomplete_directory_of_ade20k_and_voc20
         voc = "VOCdevkit/VOC2012"
         directories = (f"{voc}/JPEGImages", f"{voc}/SegmentationClass", f"{voc}/SegmentationClassAug", str(SBD_LABELS))
     (tmp_path / "roots").mkdir()
-    kill_at_changes(name, directories, tmp_path / "roots", server, step=3)
+    kill_at_changes(name, directories, tmp_path / "roots", server, step=5)
 
 
 def prepare_killed_by_progress(root: Path, file: str, address: str) -> None:
