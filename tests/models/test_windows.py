@@ -51,6 +51,12 @@ def test_weights_along_an_axis_sum_to_one(length: int, window: int, overlap: flo
     torch.testing.assert_close(total, torch.ones(length, dtype=torch.float64), rtol=0, atol=1e-13)
 
 
+def test_weights_fall_linearly_from_the_center_of_a_window_to_its_borders() -> None:
+    first, second = window_spans(8, 5, 0.4)  # pixels 0 to 4 and 3 to 7
+    assert first.weights.tolist() == pytest.approx([1, 1, 1, 2 / 3, 1 / 3])  # shares of 1, 2, 3, 2, 1
+    assert second.weights.tolist() == pytest.approx([1 / 3, 2 / 3, 1, 1, 1])
+
+
 def test_neighboring_windows_overlap_by_at_least_the_requested_share() -> None:
     spans = window_spans(100, 30, 1 / 3)
     assert len(spans) == 5  # steps of at most 20 pixels: no more windows than the overlap needs

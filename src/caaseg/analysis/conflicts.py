@@ -148,11 +148,10 @@ def mark_conflicts(views: Tensor, labels: Tensor) -> Marks:
         views: predicted class ids, (..., V, H, W), the whole model last.
         labels: (..., H, W).
     """
-    labeled = labels != IGNORE
-    right = views == labels.unsqueeze(-3)  # (..., V, H, W)
+    right = views == labels.unsqueeze(-3)  # (..., V, H, W); no view predicts IGNORE
     any_part, whole = right[..., :-1, :, :].any(-3), right[..., -1, :, :]
     disagree = (views[..., :-1, :, :] != views[..., :1, :, :]).any(-3)
-    return Marks(labeled & any_part & ~whole, labeled & whole & ~any_part, labeled & disagree)
+    return Marks(any_part & ~whole, whole & ~any_part, disagree & (labels != IGNORE))
 
 
 class ConflictCounts:
