@@ -127,6 +127,14 @@ def test_coco_json_is_imported_as_the_same_labels(model: caaseg.Segmenter, pixel
     assert np.array_equal(np.array(Image.open(tmp_path / "data/masks/image.png")), result.labels)
 
 
+def test_coco_json_has_the_area_and_the_bounding_box_of_each_class() -> None:
+    labels = np.zeros((4, 6), np.uint8)
+    labels[1:3, 2:5] = 1
+    result = caaseg.Result(labels, ("sky", "road"), ((0, 0, 0), (9, 9, 9)), np.zeros((4, 6, 3), np.uint8))
+    found = {part["category_id"]: (part["area"], part["bbox"]) for part in result.to_coco()["annotations"]}
+    assert found == {0: (18, [0, 0, 6, 4]), 1: (6, [2, 1, 3, 2])}  # left, top, width, height
+
+
 def test_the_shipped_model_is_loaded_by_name_and_logs_its_license(caplog: pytest.LogCaptureFixture) -> None:
     model = caaseg.load_model("camvid")
     assert isinstance(model, caaseg.Segmenter)
