@@ -102,10 +102,12 @@ def test_output_and_gradients_are_as_accurate_as_the_factorised_form(size: tuple
     assert_as_accurate_as_the_factorised_form(size, dtype)
 
 
-def assert_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype, **channels: int) -> None:
+def assert_as_accurate_as_the_factorised_form(
+    size: tuple[int, int], dtype: torch.dtype, *, draws: int = DRAWS, **channels: int
+) -> None:
     # Errors over many elements: with few elements, the factorised form may be exact by chance.
     squares, batch = [], max(1, min(16, 64 // (size[0] * size[1])))
-    for _ in range(DRAWS):
+    for _ in range(draws):
         problem = draw(size, dtype, batch=batch, **channels)
         exact = results(*to_float64(*problem), "factorised", (True, True))
         both = [errors(results(*problem, form, (True, True)), exact) for form in IMPLEMENTATIONS]
@@ -136,7 +138,9 @@ LONG = [(145, 2), (2, 160), (2, 192), (2, 256), (2, 272), (2, 300), (2, 512)]
 def test_long_lines_in_16_bits_are_as_accurate_as_the_factorised_form(
     size: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    assert_as_accurate_as_the_factorised_form(size, dtype, channels=272, key_channels=20)  # two blocks of channels
+    draws = 1 if INTERPRETED else DRAWS  # enough with so many elements
+    # Two blocks of channels.
+    assert_as_accurate_as_the_factorised_form(size, dtype, draws=draws, channels=272, key_channels=20)
 
 
 @pytest.mark.parametrize("size", [(2, 5), (1, MAX_SINGLE_BLOCK // 4 + 2)], ids=str)
@@ -151,7 +155,7 @@ def test_large_scores_do_not_overflow(size: tuple[int, int]) -> None:
     ("size", "dtype"),
     [*product([(9, 33), (18, 65), (130, 2)], LIMITS), *product([(257, 2)], [torch.float32, torch.bfloat16])]
     if DEVICE == "cuda"
-    else [((9, 33), torch.float32), ((130, 2), torch.bfloat16), ((97, 1), torch.float32)],  # up to half a minute each
+    else [((9, 33), torch.float32), ((97, 1), torch.float32)],
     ids=str,
 )
 def test_larger_maps_are_as_accurate_as_the_factorised_form(size: tuple[int, int], dtype: torch.dtype) -> None:

@@ -8,13 +8,13 @@ from tests.hostile.runner import AREAS, failures
 
 FAST = {"models": 30, "checkpoints": 8, "recipes": 65, "images": 25, "archives": 22, "servers": 15, "exports": 35}
 SLOW = {
-    "models": 350,
-    "checkpoints": 60,
-    "recipes": 650,
-    "images": 260,
-    "archives": 250,
-    "servers": 180,
-    "exports": 310,
+    "models": 220,
+    "checkpoints": 40,
+    "recipes": 400,
+    "images": 180,
+    "archives": 180,
+    "servers": 120,
+    "exports": 220,
 }
 FIRST_SLOW, CHUNKS = 1000, 4
 

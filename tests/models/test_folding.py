@@ -118,7 +118,7 @@ def test_a_convolution_that_is_read_elsewhere_is_not_folded(shared: str) -> None
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.slow
 def test_a_folded_model_compiled_for_inference_gives_the_same_outputs() -> None:
-    model = caaseg.create_model("caa", backbone="test_resnet", decoder=True, **SMALL)  # type: ignore[arg-type]
+    model = caaseg.create_model("fcn", backbone="test_resnet", decoder=True, **SMALL)  # type: ignore[arg-type]
     randomize_batch_norm(model)
     folded = fold_batch_norm(model)
     batches = [torch.randn(1, 3, 40, 51), torch.randn(2, 3, 33, 64)]
