@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import caaseg
 
 PROBE = Path(__file__).with_name("torchvision_probe.py")
@@ -24,6 +26,7 @@ def run_probe(name: str, *, path: tuple[str, ...] = ()) -> str:
     return result.stdout.strip()
 
 
+@pytest.mark.slow
 def test_torchvision_transforms_work_after_the_declaration() -> None:
     assert run_probe("flip") == "[[[2, 1, 0]]]"
 

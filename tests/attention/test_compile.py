@@ -84,7 +84,6 @@ def test_the_block_exports_with_dynamic_batch_height_and_width(channelize: bool,
     ("module", "size"),
     [
         pytest.param(block(gate_layers=1), (3, 4), id="caa-3x4"),
-        pytest.param(block(gate_layers=1), (8, 8), id="caa-8x8"),
         pytest.param(block(channelize=False), (8, 8), id="axial-8x8"),
         pytest.param(SelfAttention(8, key_channels=4, value_channels=8), (3, 4), id="self_attention-3x4"),
         pytest.param(PositionAttention(8), (3, 4), id="position-3x4"),

@@ -409,7 +409,7 @@ def kill_at_changes(name: str, directories: tuple[str, ...], roots: Path, server
     assert change > 30  # download, unpack, rename and convert
 
 
-@pytest.mark.parametrize("step", [7, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [11, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_kill_at_any_moment_leaves_no_incomplete_directory(server: Server, tmp_path: Path, step: int) -> None:
     trees.coco_stuff_10k(tmp_path / "tree", train=1, test=1)
     server.files["cocostuff-10k-v1.1.zip"] = archived(tmp_path / "tree", tmp_path / "made.zip")
