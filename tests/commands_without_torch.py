@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from caaseg.cli import main
 
-HEAVY = ("lightning", "timm", "torchvision", "matplotlib", "torch")
+HEAVY = ("lightning_fabric", "timm", "torchvision", "matplotlib", "torch")
 
 
 def exit_code(arguments: list[str]) -> int:

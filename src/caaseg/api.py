@@ -1,7 +1,6 @@
 """The library's `train`: a run and its report."""
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +131,12 @@ def _score(
 
 def origin_of(device: torch.device) -> dict[str, Any]:
     """Return hardware and versions, including those of the training libraries."""
+    import timm
+    from lightning_fabric.__version__ import version as fabric_version
+
     origin = provenance(device, [])
-    return {**origin, "versions": origin["versions"] | {name: version(name) for name in ("lightning", "timm")}}
+    versions = {"lightning_fabric": fabric_version, "timm": timm.__version__}
+    return {**origin, "versions": origin["versions"] | versions}
 
 
 def _has_report(run: Path) -> bool:

@@ -299,7 +299,7 @@ def kill_preparations(total: int, parent: Path, seed: int) -> list[Row]:
 def run_all(train: int, predict: int, prepare: int, seed: int) -> int:
     """Run all commands and kills, print a table, and return the number of rows with a problem."""
     torch.set_num_threads(1)
-    setup.make_fabric(setup.Processes(torch.device("cpu"), 1, 1), "32")  # imports lightning
+    setup.make_fabric(setup.Processes(torch.device("cpu"), 1, 1), "32")  # imports lightning_fabric
     began = time.monotonic()
     print(HEADING, flush=True)
     with tempfile.TemporaryDirectory() as directory:

@@ -141,7 +141,7 @@ COMBINATIONS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), COMBINATIONS)
 def test_models_are_saved_loaded_folded_and_exported(name: str, options: dict[str, Any], tmp_path: Path) -> None:
-    model = with_statistics(small_model("caa", backbone=name, bottleneck_channels=8, **options))
+    model = with_statistics(small_model("fcn", backbone=name, bottleneck_channels=8, **options))
     images = torch.randint(0, 256, (2, 3, *SIZE)).float()
     normalized = (images - torch.tensor(model.backbone.mean).view(3, 1, 1) * 255) / (
         torch.tensor(model.backbone.std).view(3, 1, 1) * 255

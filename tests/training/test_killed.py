@@ -71,7 +71,7 @@ def test_a_killed_run_with_block_dropout_and_recomputed_batch_norm_ends_with_ide
     assert_identical(run, tmp_path / "whole")
 
 
-KILLS = 4  # `python -m tests.hostile.kills` makes 60
+KILLS = 2  # `python -m tests.hostile.kills` makes 60
 
 
 @pytest.mark.slow

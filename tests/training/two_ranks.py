@@ -57,7 +57,7 @@ if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         free_port: int = free.getsockname()[1]
-    setup.make_fabric(setup.Processes(torch.device("cpu"), 1, 1), "32")  # imports lightning
+    setup.make_fabric(setup.Processes(torch.device("cpu"), 1, 1), "32")  # imports lightning_fabric
     children = [start(rank, free_port, sys.argv[1], Path(sys.argv[2])) for rank in (0, 1)]
     first = os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1])
     if sys.argv[1] == "stop":

@@ -1,9 +1,8 @@
-"""Class colors over an image, marked pixels, and legends."""
+"""Class colors over an image, marked pixels, and the entries of legends."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -78,11 +77,3 @@ def class_legend(labels: Sequence[Tensor], classes: Sequence[str], palette: Sequ
     uncolored = (IGNORE, background_class(classes))
     entries: list[tuple[str, Color]] = [(classes[k], palette[k]) for k in present if k not in uncolored]
     return [*entries, ("ignored", (0, 0, 0))] if IGNORE in present else entries
-
-
-def legend_patches(legend: Legend) -> list[Patch]:
-    """Return matplotlib handles for the entries of a legend."""
-    return [
-        Patch(facecolor=[value / 255 for value in color], edgecolor="#888888", linewidth=0.5, label=name)  # type: ignore[arg-type]
-        for name, color in legend
-    ]

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import Normal, Stroke
 from numpy.typing import NDArray
 from torch import Tensor
 
 from caaseg.data.sample import Color
-from caaseg.drawing.overlays import Legend, legend_patches, overlay
+from caaseg.drawing.overlays import Legend, overlay
 
 # Lengths in inches.
 WIDTH = 12.0
@@ -88,6 +88,14 @@ def draw_panels(rows: Sequence[Row], columns: Sequence[str], *, classes: Legend,
         )
         top += LEGEND_LINE_HEIGHT * -(-len(legend) // ncols)
     return figure
+
+
+def legend_patches(legend: Legend) -> list[Patch]:
+    """Return matplotlib handles for the entries of a legend."""
+    return [
+        Patch(facecolor=[value / 255 for value in color], edgecolor="#888888", linewidth=0.5, label=name)  # type: ignore[arg-type]
+        for name, color in legend
+    ]
 
 
 def axes_at(figure: Figure, left: float, top: float, width: float, height: float) -> Axes:

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from caaseg.data.sample import Color, Sample
-from caaseg.drawing.overlays import background_class, class_legend, legend_patches, overlay
+from caaseg.drawing.overlays import background_class, class_legend, overlay
+from caaseg.drawing.panels import legend_patches
 
 WIDTH = 12.0  # inches
 PAIRS_PER_ROW = 2

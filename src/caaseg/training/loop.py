@@ -47,7 +47,7 @@ from caaseg.training.step_log import Progress, StepLog
 from caaseg.training.stop_signals import StopSignals
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
 logger = logging.getLogger(__name__)
 

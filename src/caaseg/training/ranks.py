@@ -17,7 +17,7 @@ from caaseg.models.cuda_graphs import preserve_state
 from caaseg.process_group import is_distributed, leaving_group
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
 RANK_TIMEOUT = timedelta(minutes=10)
 """How long a rank waits for the others before it ends."""

@@ -26,7 +26,7 @@ from caaseg.torchvision_compat import declare_missing_operators
 from caaseg.training import ranks
 
 if TYPE_CHECKING:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +88,11 @@ def are_ranks_running() -> bool:
 
 def make_fabric(processes: Processes, precision: str) -> "Fabric":
     """Create the Lightning Fabric with devices, processes and precision."""
-    declare_missing_operators()  # lightning imports torchvision
-    from lightning.fabric import Fabric
-    from lightning.fabric.strategies.ddp import DDPStrategy
+    declare_missing_operators()  # lightning_fabric imports torchvision if torchmetrics is installed
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
 
-    for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     mode: Any = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed"}[precision]
     index = processes.device.index
     return Fabric(
