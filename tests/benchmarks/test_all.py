@@ -76,6 +76,10 @@ def test_goals_are_computed_from_the_numbers(tmp_path: Path) -> None:
         },
         "train_resnet101": {"images_per_second": 198.0},
         "train_camvid": {"gpu_utilization": 0.9, "first_step_s": 21.0},
+        "cpu": {
+            "ratios": {"caa_over_fcn": 1.1, "int8_over_onnx": 1.4},
+            "camvid": {"float32_mean_iou": 0.75, "int8_mean_iou": 0.735},
+        },
     }
     for name, content in contents.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
@@ -89,6 +93,9 @@ def test_goals_are_computed_from_the_numbers(tmp_path: Path) -> None:
     assert found["caaseg train, share of the benchmark's images per second"] == (0.99, True)
     assert found["camvid/caa_resnet18, GPU utilization"] == (0.9, True)
     assert found["camvid/caa_resnet18, seconds to the first step"] == (21.0, False)
+    assert found["CPU, speedup over FCN in float32"] == (1.1, True)
+    assert found["CPU, speedup of INT8 over float32 ONNX"] == (1.4, False)
+    assert found["CPU, points of mean IoU that INT8 loses"] == (pytest.approx(1.5), False)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,7 @@ def test_the_json_output_has_all_scores(root: Path, capsys: pytest.CaptureFixtur
     captured = capsys.readouterr()
     content = json.loads(captured.out)
     assert "mean IoU" in captured.err
-    assert content["how"] == "scale 1, no flips, whole images, output stride 8, bf16"
+    assert content["protocol"] == "scale 1, no flips, whole images, output stride 8, bf16"
     assert content["images"] == 2
     assert len(content["confusion"]) == len(content["classes"]) == 11
     assert content["classes"][1]["accuracy"] is None  # not in the labels

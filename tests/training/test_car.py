@@ -1,6 +1,8 @@
 """Class-aware regularization: the authors' losses and gradients, several processes, training."""
 
+import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,16 @@ def assert_loss(stored: dict[str, Any], name: str, loss: Tensor, leaf: Tensor, p
     (found,) = torch.autograd.grad(loss, leaf, retain_graph=True, allow_unused=True)
     found = torch.zeros_like(leaf) if found is None else found
     assert float((found - expected).abs().max()) <= 5e-5 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize(("rows", "smaller"), [(65, 9), (64, 9), (33, 10), (50, 7), (9, 1), (1, 1), (5, 8)])
+def test_labels_are_resized_to_the_nearest_pixel_with_aligned_corners(rows: int, smaller: int) -> None:
+    labels = torch.arange(rows).repeat(2, 3, 1).mT.byte()  # (2, rows, 3); each row has its index as label
+    step = Fraction(rows - 1, max(smaller - 1, 1))
+    expected = torch.tensor([math.floor(k * step + Fraction(1, 2)) for k in range(smaller)])
+    found = resize_labels(labels, torch.Size([smaller, 3]))
+    assert torch.equal(found, expected.byte()[:, None].expand(2, -1, 3))
+    assert torch.equal(resize_labels(labels.mT, torch.Size([3, smaller])), found.mT)
 
 
 @pytest.mark.parametrize("name", FILES)

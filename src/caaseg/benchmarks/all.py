@@ -119,6 +119,11 @@ PARTS = (
          "--rounds", "3"),
         (*_models("caa"), *TINY_MODELS, "--inference-only", "--dtype", "float32"),
     ),
+    Part(
+        "cpu", "cpu", 400,
+        ("cpu", "--root", "CAMVID", "--rounds", "20"),
+        ("cpu", "--root", "CAMVID", "--rounds", "1", "--size", "65", "65", "--num-classes", "3"),
+    ),
 )  # fmt: skip
 """All parts. The parts for a GPU come first, so that the GPU does not wait in between."""
 
@@ -248,12 +253,17 @@ def goals(out: Path, names: Iterable[str]) -> list[Goal]:
         files.get(name, {}) for name in ("train_resnet101", "train_camvid", "train_camvid_device")
     )
     share = ratio(command.get("images_per_second"), model("model", "caa:captured", training))
+    on_cpu, shipped = (files.get("cpu", {}).get(name, {}) for name in ("ratios", "camvid"))
+    lost = None if not shipped else 100 * (shipped["float32_mean_iou"] - shipped["int8_mean_iou"])
     return [
         *found,
         Goal("caaseg train, share of the benchmark's images per second", share, at_least=0.95),
         Goal("camvid/caa_resnet18, GPU utilization", camvid.get("gpu_utilization"), at_least=0.85),
         Goal("the same with data.cache device", on_device.get("gpu_utilization"), at_least=0.85),
         Goal("camvid/caa_resnet18, seconds to the first step", camvid.get("first_step_s"), at_most=20.0),
+        Goal("CPU, speedup over FCN in float32", on_cpu.get("caa_over_fcn"), at_least=1.0),
+        Goal("CPU, speedup of INT8 over float32 ONNX", on_cpu.get("int8_over_onnx"), at_least=1.5),
+        Goal("CPU, points of mean IoU that INT8 loses", lost, at_most=1.0),
     ]
 
 

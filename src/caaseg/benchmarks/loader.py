@@ -133,19 +133,19 @@ class ReferenceSamples(Dataset[tuple[Tensor, Tensor]]):
         return transformed
 
 
-def write_scenes(directory: Path, number: int) -> None:
+def write_scenes(directory: Path, number: int, split: Literal["train", "val"] = "train") -> None:
     """Write synthetic scenes as files in the layout of CamVid, with its image size and unlabeled value."""
-    scenes = Scenes(length=number, size=(360, 480))
-    for name in ("train", "trainannot"):
-        (directory / name).mkdir(parents=True)
+    scenes = Scenes(split, length=number, size=(360, 480))
+    images, labels = directory / split, directory / f"{split}annot"
+    for folder in (images, labels):
+        folder.mkdir(parents=True)
     for sample in map(scenes.__getitem__, range(number)):
         label = np.where(sample.label == IGNORE, UNLABELED, sample.label).astype(np.uint8)
         image = Image.fromarray(sample.image.permute(1, 2, 0).numpy())
-        image.save(directory / "train" / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
-        Image.fromarray(label).save(directory / "trainannot" / f"{sample.name}.png")
-    (directory / "train.txt").write_text(
-        "".join(f"{scenes[index].name}\n" for index in range(number)), encoding="utf-8"
-    )
+        image.save(images / f"{sample.name}.jpg", quality=90, subsampling="4:4:4")
+        Image.fromarray(label).save(labels / f"{sample.name}.png")
+    names = "".join(f"{scenes[index].name}\n" for index in range(number))
+    (directory / f"{split}.txt").write_text(names, encoding="utf-8")
 
 
 def as_json(workload: Workload, speeds: Sequence[Speed]) -> dict[str, Any]:

@@ -108,11 +108,11 @@ def evaluate(
         )
     if rank > 0:  # only the first process prints
         return 0
-    on = reports.describe_data(dataset, split, evaluation)
-    how = reports.describe_protocol(predictor, loaded.output_stride)
+    scored = reports.describe_data(dataset, split, evaluation)
+    protocol = reports.describe_protocol(predictor, loaded.output_stride)
     if evaluation.confusion.any():
         console.print(reports.score_table(evaluation))
-    for line in reports.score_lines(evaluation, on, how):
+    for line in reports.score_lines(evaluation, scored, protocol):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     if loaded.classes not in (None, data.classes):
         console.print("Note: the class names of the model and the dataset differ; check that the classes are the same.")
@@ -122,8 +122,8 @@ def evaluate(
         reports.write_evaluation_page(
             page,
             title=Path(model).resolve().name,
-            data=on,
-            protocol=how,
+            data=scored,
+            protocol=protocol,
             evaluation=evaluation,
             best_worst=best_worst,
             palette=data.palette,
@@ -131,7 +131,7 @@ def evaluate(
         )
         console.print(f"page: {page}", soft_wrap=True, highlight=False)
     if json is not None:
-        described = {"model": model, "dataset": dataset, "split": split, "on": on, "how": how}
+        described = {"model": model, "dataset": dataset, "split": split, "data": scored, "protocol": protocol}
         content = {**provenance(torch_device, COMMAND_LINE), **described, **reports.scores_as_json(evaluation)}
         write_json(content, json, console)
     return 0

@@ -21,7 +21,7 @@ def benchmark_all(
 
     Args:
         out: directory for the numbers, figures and logs.
-        camvid: directory of CamVid, for the parts evaluation, train_camvid and loader.
+        camvid: directory of CamVid, for the parts evaluation, train_camvid, loader and cpu.
         parts: names of parts; none runs all.
         quick: run all parts at tiny sizes on a CPU, to try them.
     """
@@ -69,7 +69,8 @@ def benchmark_all(
     with ExitStack() as stack:
         if quick and camvid is None:
             camvid = Path(stack.enter_context(TemporaryDirectory()))
-            write_scenes(camvid, number=2)
+            write_scenes(camvid, 8)  # as many as the calibration of INT8 models needs
+            write_scenes(camvid, 2, "val")
         for result, is_before in benchmark.run_parts(
             chosen, out, commit=origin["commit"], device=hardware, camvid=camvid, quick=quick, run=benchmark.run_command
         ):
