@@ -162,7 +162,7 @@ CAA = Row(
 def _gate(layers: int, width: int, mean: float, std: float) -> Row:
     return Row(
         name=f"caa_gate{layers}x{width}",
-        label=f"channelized, {layers} layers of {width}",
+        label=f"channelized, {layers} layer{'s' * (layers > 1)} of {width}",
         dataset="pascal_context",
         model={"head": "caa", "gate_layers": layers, "gate_width": width},
         baseline="axial",
