@@ -112,7 +112,7 @@ def model_label(name: str) -> str:
     head, *options = name.split(":")
     if head not in HEADS:
         return name
-    words = [IMPLEMENTATIONS.get(option, option) for option in options if option not in ("captured", "recorded")]
+    words = [IMPLEMENTATIONS.get(option, option) for option in options if option != "captured"]
     return ", ".join([head_class(head).title, *words])
 
 
