@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -219,20 +220,25 @@ def test_threads_that_communicate_end_with_the_run(tmp_path: Path) -> None:
     assert run_ranks(train_and_list_threads, command) == [0, 0]
 
 
-def stop_rank_1(rank: int, directory: Path) -> None:
-    """Send SIGINT to rank 1 only; exit with the signal that this rank reports."""
+def stop_with_signals(rank: int, signals: Sequence[int | None], directory: Path) -> None:
+    """Send each rank its signal, if any; exit with the signal that this rank reports."""
     dist.init_process_group("gloo", init_method=f"file://{directory / 'store'}", rank=rank, world_size=2)
     with StopSignals(2, torch.device("cpu")) as stop:
-        if rank == 1:
-            signal.raise_signal(signal.SIGINT)
+        own = signals[rank]
+        if own is not None:
+            signal.raise_signal(own)
         while not stop.agreed():
             pass
     sys.exit(stop.signal)
 
 
-def test_all_ranks_report_the_signal_that_one_got(tmp_path: Path) -> None:
-    ranks = [processes.start(stop_rank_1, rank, tmp_path) for rank in (0, 1)]
-    assert processes.join(*ranks) == [signal.SIGINT, signal.SIGINT]
+@pytest.mark.parametrize(
+    ("signals", "reported"),
+    [((None, signal.SIGINT), signal.SIGINT), ((signal.SIGINT, signal.SIGTERM), signal.SIGTERM)],
+)
+def test_all_ranks_report_the_same_signal(signals: tuple[int | None, ...], reported: int, tmp_path: Path) -> None:
+    ranks = [processes.start(stop_with_signals, rank, signals, tmp_path) for rank in (0, 1)]
+    assert processes.join(*ranks) == [reported, reported]
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,14 @@ def test_the_checkpoint_of_another_network_or_optimizer_is_refused(
     assert not (root / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "rmsprop"])
+def test_a_checkpoint_of_the_same_optimizer_resumes(root: Path, name: str) -> None:
+    settings = recipe(root, "--optimizer.name", name)
+    train(settings, root / "other", device="cpu")
+    (root / "other" / "checkpoints" / "step-00000002.pt").unlink()
+    assert train(settings, root / "other", device="cpu", resume="auto").finished
+
+
 @pytest.mark.parametrize("change", [{"step": "1"}, {"best": None}, {"model": {"weight": 1}}, {"optimizer": {}}])
 def test_a_checkpoint_with_invalid_content_is_refused(root: Path, change: dict[str, object]) -> None:
     state = torch.load(root / "run" / FIRST, weights_only=True) | change

@@ -47,6 +47,6 @@ class StopSignals:
             [] if self._votes is None else [number for number, votes in zip(SIGNALS, self._votes, strict=True) if votes]
         )
         self._votes = sum_over_ranks(torch.tensor([int(self.signal == number) for number in SIGNALS]).to(self._device))
-        if got and self.signal is None:  # another rank got it first: all ranks report the same signal
-            self.signal = got[0]
+        if got:
+            self.signal = got[0]  # the same on all ranks, which may have got different signals
         return bool(got)
