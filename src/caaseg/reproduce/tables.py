@@ -657,13 +657,13 @@ TABLES: dict[str, Table] = {
                 baseline="caa",
                 paper_label="ConvNeXt-L + JPU, Adam",
                 paper_model=CONVNEXT,
-                paper_options=("--steps=40000", "--optimizer.name=adamw", "--optimizer.lr=0.0001"),
+                paper_options=("--steps=40000", "--optimizer.name=adam", "--optimizer.lr=0.0001"),
             ),
         ),
         notes=(
             "The numbers are those of the CAR paper, by the same authors: PASCAL Context, 59 classes, output stride 8, "
-            "30,000 steps. The row caa_aux_car has 40,000 steps; the paper trains it with Adam and does not state the "
-            "learning rate, and we use AdamW with 0.0001.",
+            "30,000 steps. The row caa_aux_car has 40,000 steps of Adam; the paper does not state its learning rate, and "
+            "we use 0.0001.",
             "The authors' FCN has a 1x1 convolution to 256 channels before its classifier. Their self-attention head "
             "has a shortcut and a 3x3 convolution, and no image-level branch. Ours are the heads of the other tables.",
             "The recipe for PASCAL Context has the authors' batch norm momentum, loss average, weight decay and "
