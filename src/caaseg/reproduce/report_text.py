@@ -34,7 +34,7 @@ def grid_table(report: GridReport) -> Table:
             row.row + report.mark(row) + (f"\n{row.protocol}" if len(report.protocols) > 1 else ""),
             _ours(row).replace(" (", "\n("),
             _paper(row),
-            "\n".join(_difference(row)),
+            "\n".join(_difference(row)).replace(": ", ":\n"),
             *_cost_cells(row, report.on_gpu),
         )
         table.add_row(*(Text(cell) for cell in cells))
