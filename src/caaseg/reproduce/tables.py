@@ -662,8 +662,8 @@ TABLES: dict[str, Table] = {
         ),
         notes=(
             "The numbers are those of the CAR paper, by the same authors: PASCAL Context, 59 classes, output stride 8, "
-            "30,000 steps. The row caa_aux_car has 40,000 steps of Adam; the paper does not state its learning rate, and "
-            "we use 0.0001.",
+            "30,000 steps. The row caa_aux_car has 40,000 steps of Adam. The paper does not state the learning rate; "
+            "ours is 0.0001.",
             "The authors' FCN has a 1x1 convolution to 256 channels before its classifier. Their self-attention head "
             "has a shortcut and a 3x3 convolution, and no image-level branch. Ours are the heads of the other tables.",
             "The recipe for PASCAL Context has the authors' batch norm momentum, loss average, weight decay and "
